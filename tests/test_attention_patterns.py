@@ -18,7 +18,7 @@ transformers = pytest.importorskip("transformers")
 
 
 class Attentive(NamedTuple):
-    """Where the attention of an architecture runs, and the numbers of its transposed query, key and value."""
+    """The attention modules of an architecture, and the numbers of the transpose calls for query, key and value."""
 
     layers: str
     query: int
@@ -54,7 +54,7 @@ def test_the_captured_pattern_is_the_one_that_the_model_itself_returns(name: str
     model, inputs, attention = eager(name)
     with torch.no_grad():
         expected = model(**inputs, output_attentions=True)
-        before = state_of(model)  # After the first such call, in which transformers installs hooks of its own.
+        before = state_of(model)  # After the first such call, which installs transformers' own hooks.
         with hl.capture(model, attention.at("*") + "/softmax") as acts:
             output = model(**inputs)
     assert list(acts) == [f"{attention.at(layer)}/softmax" for layer in (0, 1)]

@@ -1,4 +1,4 @@
-"""The benchmarks still run, and what they print means what it says."""
+"""The benchmarks run, and the figures they print are meaningful."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "benchmarks"
-SHARED = {"harness", "baseline", "allocations", "formats"}  # What the scripts import.
+SHARED = {"harness", "baseline", "allocations", "formats"}  # Modules that the scripts import.
 SCRIPTS = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem not in SHARED)
 
 

@@ -1,4 +1,4 @@
-"""What hookline costs, held by counting: bytecodes and calls, which are the same on every machine and in every run.
+"""Bounds on hookline's cost in bytecodes and calls, whose counts are the same on every machine and in every run.
 
 `python -m tests.support.cost` prints today's counts beside the bounds, which are in that file.
 """
@@ -120,12 +120,12 @@ def test_a_model_whose_block_is_over_costs_nothing_more():
 
 
 def hot(name: str, grad: bool = False):
-    """Return what some hooks more do in a forward, and how many these are."""
+    """Return the additional counts of a forward with more hooks, and the number of additional hooks."""
     return counted(FORWARD[name], MANY, grad=grad) - counted(FORWARD[name], FEW, grad=grad), MANY - FEW
 
 
 def named(more: Counts, beginnings: tuple[str, ...]) -> dict[str, int]:
-    """Return the instructions with such names in those functions of hookline that ran once more for every hook."""
+    """Return the counts of these instructions in the functions of hookline that ran once more for every hook."""
     return {
         name: times
         for (code, name), times in more.bytecodes.items()
@@ -197,11 +197,11 @@ def test_calls_are_counted_only_where_a_number_is_asked_for():
 
 
 def grown(run, times: int) -> float:
-    """Return how many bytes of Python objects a run leaves behind."""
+    """Return the bytes of Python objects that one run leaves behind."""
     gc.collect()
     tracemalloc.start()
     try:
-        # Python keeps some 80 lists and tuples to use them again, and shares the integers up to 256.
+        # Warm up: Python keeps some 80 freed lists and tuples for reuse, and shares the integers up to 256.
         for _ in range(300):
             run()
         before = tracemalloc.get_traced_memory()[0]
@@ -226,13 +226,13 @@ def test_a_call_that_is_kept_holds_its_value_and_its_time_and_no_more():
     hooks = hl.Hooks(model)
     hooks.capture("0", keep="all")
     with torch.no_grad():
-        own = sys.getsizeof(X.clone()) + sys.getsizeof((1, X)) + sys.getsizeof(1000) + 16  # And a place in the list.
-        assert grown(lambda: model(X), 200) < own + 150  # The tensor's own Python object is larger than it says.
+        own = sys.getsizeof(X.clone()) + sys.getsizeof((1, X)) + sys.getsizeof(1000) + 16  # 16: its place in the list.
+        assert grown(lambda: model(X), 200) < own + 150  # A tensor's Python object is larger than getsizeof says.
     hooks.remove()
 
 
 def peak(run) -> int:
-    """Return the bytes of Python objects that a run needs at most."""
+    """Return the peak bytes of Python objects during a run."""
     run()
     gc.collect()
     tracemalloc.start()
@@ -253,7 +253,7 @@ def test_a_hooked_call_needs_no_memory_but_its_value():
         one.capture(nn.Linear)
     with torch.no_grad():
         few, many = (peak(lambda model=model: model(X)) for model in models)
-    assert many - few < 3 * MANY * 150  # A tensor's Python object and three integers for each.
+    assert many - few < 3 * MANY * 150  # A tensor's Python object and three integers for each call.
     for one in hooks:
         one.remove()
 

@@ -1,9 +1,8 @@
 """Every example of the README, the docs and the docstrings is executed, and its output compared.
 
-In Markdown a `python` block is either a doctest, with `>>>` and the output below, or plain code that runs as it stands;
-the blocks of one file share their names. A page that needs a further package says so in a comment; it runs in an
-interpreter of its own, and is skipped where the package is not installed. Examples run in a folder of their own, so
-that they may write files.
+In Markdown a `python` block is either a doctest, with `>>>` and the output below, or plain code. The blocks of one file
+share their names. A page that needs another package says so in a comment. It runs in a new interpreter, and is skipped
+if the package is not installed. Examples run in a temporary folder, so that they may write files.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _NEEDS = re.compile(r"^<!-- needs: ([\w, ]+) -->$", re.MULTILINE)
 
 
 def run_page_by_itself(path: Path) -> None:
-    """Run a page in an interpreter of its own: some packages change torch for everybody when they are imported."""
+    """Run a page in a new interpreter: some packages change torch for the whole process when they are imported."""
     paths = [str(Path(hookline.__file__).parent.parent), str(ROOT)]
     done = subprocess.run(
         [sys.executable, "-m", "tests.support.documentation", str(path)],

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent
 
 
 def run(name: str, *arguments: str) -> str:
-    """Run an example in an interpreter of its own, and return what it prints."""
+    """Run an example in a new interpreter, and return its output."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, str(ROOT / "examples" / name), *arguments]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)

@@ -1,4 +1,4 @@
-"""The tests mirror the source: `tests/<package>/test_<file>.py`. What several test files need is in tests/support."""
+"""The tests mirror the source: `tests/<package>/test_<file>.py`. Shared helpers are in tests/support."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ TESTS = ROOT / "tests"
 SOURCE = ROOT / "src" / "hookline"
 MOST_LINES = 800
 
-# Folders that mirror no package: each is about a promise, or drives hookline from outside. Their helpers are their own.
+# Folders that mirror no package: each tests a promise, or uses hookline from outside. They hold their own helpers.
 SUITES = {"browser", "failure_modes", "gpu", "odd_arguments", "properties"}
-# Test files of a package whose name begins with no file of it. Better empty: give the file the name of what it tests.
+# Test files whose name begins with no file of their package. Keep this empty: name a test file after what it tests.
 EXCEPTIONS: set[str] = set()
 
-# Source files without a test file of their name: they are tested through what uses them, in these files.
+# Source files without a test file of their name, and the file that tests them through their callers.
 TESTED_IN = {
     "__main__": "cli/test_main.py",
     "_cli/options": "cli/test_capture_command.py",
@@ -48,18 +48,18 @@ PACKAGES = sorted({path.parent.name for path in TEST_FILES} - SUITES - {"tests"}
 def source_of(package: str) -> Path:
     """Return the folder that a folder of tests mirrors: of the same name, or with an underscore in front."""
     found = [SOURCE / name for name in (package, f"_{package}") if (SOURCE / name).is_dir()]
-    assert found, f"tests/{package} mirrors no package of hookline, and is not among SUITES"
+    assert found, f"tests/{package} mirrors no package of hookline, and is not in SUITES"
     return found[0]
 
 
 def is_about(name: str, subjects: set[str]) -> bool:
-    """Return True if a test file's name is that of a subject, or a subject's and a topic: `cache`, `cache_slices`."""
+    """Return True if a test file has the name of a subject, or a subject and a topic: `cache`, `cache_slices`."""
     return any(name == subject or name.startswith(f"{subject}_") for subject in subjects)
 
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_a_test_file_begins_with_the_name_of_a_file_of_its_package(package):
-    # The package's own name stands for all of it together.
+    # The package's name is for tests of the whole package.
     subjects = {path.stem for path in subjects_of(source_of(package))} | {package}
     names = {path.stem.removeprefix("test_") for path in TEST_FILES if path.parent.name == package}
     strange = {name for name in names if not is_about(name, subjects) and f"{package}/test_{name}.py" not in EXCEPTIONS}
@@ -67,13 +67,13 @@ def test_a_test_file_begins_with_the_name_of_a_file_of_its_package(package):
 
 
 def subjects_of(folder: Path) -> list[Path]:
-    """Return the files of a package, and the packages in it."""
+    """Return the files of a package, and its subpackages."""
     inside = [path for path in folder.iterdir() if path.suffix == ".py" or (path / "__init__.py").is_file()]
     return [path for path in inside if path.stem != "__init__"]
 
 
 def test_every_source_file_has_a_test_file_of_its_name():
-    """TESTED_IN says where the tests of the others are, and has no entry that is not needed."""
+    """Other source files are in TESTED_IN, which has no unneeded entry."""
     without = set()
     for folder in [SOURCE, *(path for path in subjects_of(SOURCE) if path.is_dir())]:
         tests = TESTS if folder == SOURCE else TESTS / folder.name.removeprefix("_")
@@ -102,7 +102,7 @@ def test_every_exception_is_a_test_file():
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_a_folder_that_mirrors_a_package_holds_tests_alone(package):
-    """What they need is in tests/support, or a fixture in their conftest.py."""
+    """Their helpers are in tests/support, or are fixtures in their conftest.py."""
     names = {path.name for path in FILES if path.parent.name == package} - {"__init__.py", "conftest.py"}
     assert not {name for name in names if not name.startswith("test_")}
 
@@ -128,7 +128,7 @@ def test_no_file_imports_from_a_test_file():
 
 
 def shape_of(node: ast.FunctionDef | ast.ClassDef) -> str:
-    """Return what a helper does, as text: without its name, its docstrings and its annotations."""
+    """Return the code of a helper without its name, docstrings and annotations."""
     tree = ast.parse(ast.unparse(node))
     tree.body[0].name = ""
     for part in ast.walk(tree):

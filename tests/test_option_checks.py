@@ -1,4 +1,4 @@
-"""The options of a capture: what they may be, and what is refused."""
+"""The options of a capture: the values they accept, and the values they refuse."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The comparison with other libraries: their scripts run and give right values, and the table tells what it must."""
+"""The comparison with other libraries: their scripts run and give right values, and the table is complete."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from benchmarks.peers import run
 from benchmarks.peers.table import TASKS, behind, questions, short, task_table, text_of
 
 PEERS = Path(__file__).parents[1] / "benchmarks" / "peers"
-KNOW_GPT2 = ("TransformerLens", "pyvene", "torchlens")  # Those that do something else there than on any other model.
+KNOW_GPT2 = ("TransformerLens", "pyvene", "torchlens")  # These treat GPT-2 differently from other models.
 SOURCE = Path(__file__).parents[1] / "src"
 
 
 def installed(source: run.Source) -> bool:
-    """Whether the peer happens to be here."""
+    """Return True if the peer is installed."""
     try:
         return all([importlib.metadata.version(name.split("==")[0]) for name in source.requirements])
     except importlib.metadata.PackageNotFoundError:
@@ -63,7 +63,7 @@ def test_hookline_is_right_where_torchs_own_hooks_are_not() -> None:
 
 
 def result_of(peer: str, **cells: Any) -> dict[str, Any]:
-    """What a run of a peer would give: `one_shot=1.5` is its ratio, text is why it can't."""
+    """Return the result of a peer's run: `one_shot=1.5` is that task's ratio; a text says why the peer can't do it."""
     return {
         "peer": peer,
         "version": "1.0",
@@ -74,7 +74,7 @@ def result_of(peer: str, **cells: Any) -> dict[str, Any]:
 
 
 def cell_of(ratio: float | str) -> dict[str, Any]:
-    """A task at which hookline takes 1.6."""
+    """Return the figures of a task for which hookline's ratio is 1.6."""
     ratios = {"bare": 1.0, "bare again": 1.0, "raw torch hooks": 1.7, "hookline": 1.6}
     if isinstance(ratio, str):
         return {"cannot": ratio, "ratios": {name: spread(value) for name, value in ratios.items()}}
@@ -83,7 +83,7 @@ def cell_of(ratio: float | str) -> dict[str, Any]:
 
 
 def spread(ratio: float) -> list[float]:
-    """A median with quartiles close to it."""
+    """Return a median with quartiles close to it."""
     return [ratio, ratio - 0.01, ratio + 0.01]
 
 

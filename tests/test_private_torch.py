@@ -15,7 +15,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "hookline"
 OWNER = SOURCE / "_torch.py"
 OTHERS = sorted(path for path in SOURCE.rglob("*.py") if path != OWNER)
 
-# What torch keeps on tensors, storages and modules for itself. Modules keep these three for every subclass.
+# Torch's private attributes of tensors, storages and modules. Subclasses may use these three.
 FOR_SUBCLASSES = {"_parameters", "_buffers", "_modules"}
 HOLDERS = (Tensor, torch.UntypedStorage, nn.Module, torch.autograd.Function)
 ON_OBJECTS = {
@@ -26,7 +26,7 @@ ON_OBJECTS = {
 } - FOR_SUBCLASSES
 OF_FRAMES = {"_getframe", "_current_frames", "currentframe", "f_locals", "f_back"}
 
-# An attribute is faster than a call, and this function runs at every call of every captured module.
+# The hot path may read these attributes: it runs at every call of a captured module, and a function call is slower.
 HOT = ("hot_path", {"_version", "_cdata"})
 
 
@@ -46,7 +46,7 @@ def names_of_torch(tree: ast.Module) -> set[str]:
 
 
 def chain(node: ast.expr) -> list[str]:
-    """Return the names of `torch.nn.Module` as a list, nothing for what is not made of names alone."""
+    """Return the names in an expression like `torch.nn.Module` as a list; an empty list for other expressions."""
     names: list[str] = []
     while isinstance(node, ast.Attribute):
         names.insert(0, node.attr)
@@ -55,7 +55,7 @@ def chain(node: ast.expr) -> list[str]:
 
 
 def without_hot_path(node: ast.AST, allowed: frozenset[str] = frozenset()) -> Iterator[ast.AST]:
-    """Return every node of a file but the attributes that the hot path may name."""
+    """Return every node of a file except the attributes that the hot path may read."""
     for child in ast.iter_child_nodes(node):
         here = frozenset(HOT[1]) if isinstance(child, ast.FunctionDef) and child.name == HOT[0] else allowed
         if not (isinstance(child, ast.Attribute) and child.attr in here):
@@ -87,7 +87,7 @@ def private_torch(tree: ast.Module) -> Iterator[str]:
 
 
 def walked_frames(text: str) -> list[str]:
-    """Return the words of a file by which Python frames are reached."""
+    """Return the words in a file that give access to Python frames."""
     return [word for word in OF_FRAMES if re.search(rf"\b{word}\b", text)]
 
 
@@ -116,7 +116,7 @@ def test_every_entry_of_that_file_says_what_it_is_for():
             first = node.lineno - 1
             while lines[first - 1].strip() and not lines[first - 1].startswith("#"):
                 first -= 1  # Entries below one comment share it.
-            heading = lines[first - 1] or lines[first - 2]  # A group's comment stands one empty line above it.
+            heading = lines[first - 1] or lines[first - 2]  # A group's comment is one empty line above it.
             silent += [lines[node.lineno - 1]] if not heading.startswith("#") and "# " not in lines[first] else []
     assert not silent
 

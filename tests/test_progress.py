@@ -1,4 +1,4 @@
-"""Long work shows how far it has come: rate and time left in a terminal, nothing elsewhere."""
+"""Long work shows its progress, rate and time left in a terminal, and nothing elsewhere."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_who_asks_for_it_gets_the_last_of_it_in_a_file_too(capsys, monkeypatch) 
         shown = capsys.readouterr()
         assert re.search(r"harvest .*2 of 2 samples, \S+/s, 0:00 left +7 rows", shown.err)
         assert not shown.out
-        monkeypatch.setitem(sys.modules, "rich.progress", None)  # And without rich.
+        monkeypatch.setitem(sys.modules, "rich.progress", None)  # The second round is without rich.
 
 
 def test_figures_have_rate_and_time_left_as_far_as_they_can_be_known(monkeypatch) -> None:
@@ -92,7 +92,7 @@ def test_in_a_terminal_the_bar_has_rate_and_time_left_and_goes_at_the_end(setup:
     if setup:
         assert re.search(r"\r +\rdone\s*$", text)
     else:
-        assert "\x1b[2K" in raw  # Which clears the line.
+        assert "\x1b[2K" in raw  # Clears the line.
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a pty")

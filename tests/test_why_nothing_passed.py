@@ -1,4 +1,4 @@
-"""Sentences about sites without a value, from plain facts; the suites in failure_modes show when each is said."""
+"""Sentences that explain why a site has no value. tests/failure_modes shows when each one is used."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SITE = Site("h.0")
 
 
 def session(**noted: object) -> Session:
-    """Return a session in which this was noted."""
+    """Return a session with these attributes."""
     found = Session()
     for name, value in noted.items():
         setattr(found, name, value)

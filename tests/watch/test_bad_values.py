@@ -1,4 +1,4 @@
-"""What counts as a bad value: NaN, infinities and limits, in every dtype and every kind of value."""
+"""What counts as a bad value: NaN, infinities and values over a limit, in every dtype and kind of value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a watch says of a bad value: which module, function or hook made it, or where it came from."""
+"""A watch's report of a bad value: the module, function or hook that produced it, or where it came from."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def burst(value):
     return value / 0
 
 
-# What changes something, whether its block is the inner one, and what is said.
+# The hook, True if its block is inside the watch, and the expected text.
 BY_HOOKS = [
     (lambda m: hl.edit(m, "a", burst), True, "in the forward of Net itself or by a hook (edit at 'a')."),
     (lambda m: hl.edit(m, "a", burst), False, "made here or by a hook (edit at 'a'): nothing that went into Linear"),

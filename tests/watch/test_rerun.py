@@ -1,4 +1,4 @@
-"""A second run that shows what made a bad value: with the same inputs and random numbers, and only if it is wanted."""
+"""A second run that finds the source of a bad value: with the same inputs and random numbers, and only on request."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.watch_models import INF, Bursts, X, bad, net
 
 
 class TestWaiting:
-    """What is done on a device, tried on the CPU: values are noted, and read together after the pass."""
+    """The way a watch works on a GPU, tested on the CPU: values are recorded, and read together after the pass."""
 
     @pytest.fixture(autouse=True)
     def device(self, monkeypatch):
@@ -133,13 +133,13 @@ def test_a_module_is_not_run_again_if_that_is_not_wanted():
 
     model = nn.Sequential(Counts())
     assert str(bad(model, X, again=True).function) == "0/log#0"
-    assert model[0].calls == 1  # What the second run leaves on a module is put back.
+    assert model[0].calls == 1  # The second run's changes to a module are undone.
     assert bad(model, X, again=False).function is None
     assert model[0].calls == 2
 
 
 class Halved(nn.Module):
-    """What it holds makes the Inf; what it does itself passes it on. A mask of -Inf on the way is not a mistake."""
+    """A module whose child produces Inf, which its own forward passes on. Its mask of -Inf is not a bad value."""
 
     def __init__(self):
         super().__init__()

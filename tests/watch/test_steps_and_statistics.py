@@ -1,4 +1,4 @@
-"""Every few steps a watch keeps statistics of each layer, and hands them to whoever is named."""
+"""Every few steps a watch keeps statistics of each layer, and passes them to the given loggers."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_steps_go_on_when_an_optimizer_steps_seldom_or_another_takes_over():
         step_each(model, [torch.optim.SGD(model.parameters(), lr=0.1)], 3)
     assert watch.logged == list(range(13))
     assert watch.steps == 13
-    assert len(optimizers) == 2  # They are alive still.
+    assert len(optimizers) == 2  # Keeps the optimizers alive until here.
 
 
 @pytest.mark.parametrize("backward", [True, False])
@@ -209,7 +209,7 @@ def test_a_model_that_is_only_used_counts_forwards_with_gradients_too():
         assert watch.logged == [0, 2]
     assert (watch.steps, watch.logged) == (5, [0, 2, 4])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with hl.watch(model, every=1) as watch:  # Trained as it is in evaluation: the optimizer says so.
+    with hl.watch(model, every=1) as watch:  # In eval mode, but the optimizer shows that it trains.
         step_each(model, [optimizer], 3)
     assert (watch.steps, watch.logged) == (3, [0, 1, 2])
 
@@ -323,7 +323,7 @@ def test_tensorboard_gets_them_in_a_folder_or_through_a_writer(tmp_path):
     writer = SummaryWriter(tmp_path / "b")
     torch.manual_seed(1)
     train(mlp(), 3, every=2, to=writer)
-    writer.add_scalar("mine", 1.0, 0)  # It is left open.
+    writer.add_scalar("mine", 1.0, 0)  # The watch left the writer open.
     writer.close()
     written = read(tmp_path / "a")
     assert [step for step, _ in written["rms/0"]] == [0, 2]
@@ -341,7 +341,7 @@ def test_weights_and_biases_gets_them_offline(tmp_path, monkeypatch):
     watch = train(mlp(), 5, every=2, to=[run, lambda step, numbers: run.log({"mine": step})])
     run.finish()
     deadline, rows = time.monotonic() + 60, []
-    while len(rows) < 6 and time.monotonic() < deadline:  # A process of its own writes them, and may be slow.
+    while len(rows) < 6 and time.monotonic() < deadline:  # wandb writes them in another process, which may be slow.
         rows = read_wandb(next(tmp_path.rglob("*.wandb")))
         time.sleep(0.05)
     ours = [row for row in rows if "rms/0" in row]
@@ -351,7 +351,7 @@ def test_weights_and_biases_gets_them_offline(tmp_path, monkeypatch):
 
 
 def read_wandb(path):
-    """Read back the rows of history that an offline run wrote: Record messages in a log as LevelDB writes it."""
+    """Read back the history rows of an offline run, which are Record messages in a log in LevelDB's format."""
     from wandb.proto import wandb_internal_pb2
 
     rows = []
@@ -365,7 +365,7 @@ def read_wandb(path):
 
 
 def records(data, head=7, block=32768):
-    """Return the records of such a log: each may be cut into pieces, none of which crosses the end of a block."""
+    """Return the records of such a log. A record may be in several pieces, none of which crosses the end of a block."""
     assert data[:4] == b":W&B"
     position, whole = head, b""
     while position + head <= len(data):
@@ -375,18 +375,18 @@ def records(data, head=7, block=32768):
             continue
         size, kind = int.from_bytes(data[position + 4 : position + 6], "little"), data[position + 6]
         if position + head + size > len(data):
-            return  # It is being written.
+            return  # This record is still being written.
         piece = data[position + head : position + head + size]
         position += head + size
         whole = piece if kind in (1, 2) else whole + piece
-        if kind in (1, 4):  # Whole, or the last piece.
+        if kind in (1, 4):  # A whole record, or its last piece.
             yield whole
 
 
 def test_statistics_of_a_training_without_an_optimizer_of_torch_are_missed_aloud():
     model = nn.Sequential(nn.Linear(3, 2))
     watch = hl.watch(model, every=1)
-    for _ in range(2):  # Each block says so.
+    for _ in range(2):  # Each block warns.
         with pytest.warns(hl.HooklineWarning, match=r"in 2 forwards no optimizer .* watch\.step\(\)"), watch:
             for _ in range(2):
                 model(torch.ones(1, 3)).sum().backward()
@@ -425,7 +425,7 @@ def test_statistics_of_parts_that_are_called_without_the_model_are_missed_aloud(
 
 
 class Blocks(nn.Module):
-    """Blocks without parameters of their own, and a head."""
+    """A model of blocks, whose parameters are all in inner layers, and a head."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -60,7 +60,7 @@ def test_the_call_is_counted_within_a_forward_and_the_step_by_the_optimizer():
     with pytest.raises(hl.BadValue) as raised:
         with hl.watch(model) as watch:
             for times in (3, 3, 4):
-                for _ in range(2):  # Gradients of two forwards for each step.
+                for _ in range(2):  # Two forwards and backwards for each step.
                     model(X, times).sum().backward()
                 optimizer.step()
     assert watch.steps == 2
@@ -137,7 +137,7 @@ def test_a_scaler_may_overflow_while_it_can_lower_its_scale():
             scaler.scale(loss).backward()
             scaler.step(optimizer)
             scaler.update()
-    assert 0 < watch.steps < 8  # Those it left out are none.
+    assert 0 < watch.steps < 8  # Steps that the scaler skipped do not count.
     with pytest.raises(hl.BadValue, match="A GradScaler causes this .*hl.watch"):
         with hl.watch(model):
             (model(X * 100).sum() * 2.0**127).backward()
@@ -239,7 +239,7 @@ def test_everything_is_off_after_the_block_also_when_something_raised():
     assert not hl.attached(model)
     assert not _global_optimizer_pre_hooks
     assert not _global_optimizer_post_hooks
-    (loss * INF).backward()  # Its graph has our hooks, which are over.
+    (loss * INF).backward()  # The graph still has the watch's hooks, which no longer act.
     optimizer.step()
     assert watch.latest is None
     bad(mlp(), X * NAN)
@@ -327,9 +327,9 @@ def test_a_place_that_is_named_and_never_called_is_warned_of():
     with pytest.warns(hl.HooklineWarning, match="'spare' was not called in 1 forward of Two"), hl.watch(model, "spare"):
         model(torch.ones(1, 3))
     with hl.watch(model, "*"):
-        model(torch.ones(1, 3))  # A pattern may mean more than what runs.
+        model(torch.ones(1, 3))  # A pattern may match modules that do not run: no warning.
     with hl.watch(model, "spare"):
-        pass  # Nothing ran at all.
+        pass  # Nothing ran: no warning.
 
 
 def test_the_log_of_a_watch_without_statistics_says_how_to_have_some():

@@ -22,7 +22,7 @@ class TestCompiled:
         model = net()
         compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
         graphs = torch._dynamo.utils.counters["stats"]
-        graphs.clear()  # Other tests of this process have compiled, too.
+        graphs.clear()  # Other tests in this process have compiled models too.
         with torch.no_grad(), pytest.raises(hl.BadValue) as raised:
             with hl.watch(compiled.eval()) as watch:
                 with torch.no_grad():

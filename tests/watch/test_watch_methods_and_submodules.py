@@ -1,4 +1,4 @@
-"""A watch where a part of a model, or a method of it, is used without the rest: what is said is right, or it speaks."""
+"""A watch on a model of which only a part or a method is used: its reports are right, or it warns that it can't see."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ X = torch.linspace(-1, 1, 8).reshape(2, 4)
 
 
 class Coder(nn.Module):
-    """Its methods are of use by themselves: one runs a module, one runs none."""
+    """A model with two methods that can be used alone: one runs a module, the other runs none."""
 
     def __init__(self):
         super().__init__()
@@ -39,7 +39,7 @@ class Block(nn.Module):
 
 
 class Net(nn.Module):
-    """Makes NaN before a block if it is told to."""
+    """A model that produces NaN before its second block if `between` is true."""
 
     def __init__(self):
         super().__init__()
@@ -126,7 +126,7 @@ def test_a_method_that_runs_no_module_is_not_watched_in_silence():
     assert "with the arguments of 'coder.decode()', which was called by itself" in str(error)
     plain = nn.Sequential(nn.Linear(4, 4))
     with hl.watch(plain):
-        pass  # It has no methods that could have run.
+        pass  # No warning: it has no methods that could have run.
 
 
 def test_what_a_method_makes_after_its_modules_is_not_unseen_in_silence():
@@ -141,7 +141,7 @@ def test_what_a_method_makes_after_its_modules_is_not_unseen_in_silence():
 def test_methods_and_parts_whose_values_are_seen_elsewhere_are_nothing_to_warn_of():
     model = Net()
     with hl.watch(model):
-        model.blocks[0](X), model.coder(X)  # Parts: what they return is looked at.
+        model.blocks[0](X), model.coder(X)  # Parts of the model: the watch sees their outputs.
     with hl.watch(model):
         model(X)
         model.coder.enc(X)

@@ -1,4 +1,4 @@
-"""A watch on models that several processes run: each looks at its own part, and waits for nobody."""
+"""A watch on models that several processes run: each process checks its own part, and waits for no other."""
 
 from __future__ import annotations
 
@@ -55,4 +55,4 @@ def test_fsdp_is_watched_in_its_parts(rank):
     with pytest.raises(hl.BadValue, match="'0' gave NaN") as raised:
         with hl.watch(model), torch.no_grad():
             model(torch.ones(3, 4))
-    assert raised.value.function is None  # Others would have to take part in a second run.
+    assert raised.value.function is None  # A second run would need the other processes.
