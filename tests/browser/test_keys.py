@@ -22,9 +22,9 @@ def test_a_whole_walk_without_a_mouse(look, gpt2):
     window.press("j")
     assert window.heading == "transformer.h.11.attn/softmax"
     window.press("d")
-    assert "view=difference" in window.hash
+    window.wait_for_state(view="difference")
     window.press("d")
-    assert "view" not in window.hash
+    window.wait_for_state(view=None)
     window.press("g")
     assert window.texts(".panels h3") == ["Value"]
     window.press("Escape")
@@ -55,7 +55,7 @@ def test_a_key_held_down_leaves_the_address_where_the_reader_is(look, gpt2):
     window = look(gpt2, search="transformer.h.**")
     window.press(*["j"] * 30)
     site = window.heading
-    window.page.wait_for_function("site => new URLSearchParams(location.hash.slice(1)).get('site') === site", arg=site)
+    window.wait_for_state(site=site)
 
 
 def test_the_tree_says_what_it_is(look, gpt2):

@@ -44,22 +44,30 @@ def broken(tmp_path_factory):
     return hl.explore(runs[0], against=runs[1], to=to, names=["clean", "corrupted"])
 
 
-VISIBLE = """name => {
+CUT = """names => names.filter(name => name.scrollWidth > name.clientWidth).map(name => {
 const text = document.createTreeWalker(name, NodeFilter.SHOW_TEXT).nextNode(), range = document.createRange();
 range.setStart(text, text.length - 1);
 range.setEnd(text, text.length);
 const [last, box] = [range.getBoundingClientRect(), name.getBoundingClientRect()];
-return last.width > 0 && last.left >= box.left - 1 && last.right <= box.right + 1;
-}"""
+return [name.textContent, last.width > 0 && last.left >= box.left - 1 && last.right <= box.right + 1];
+})"""
+CHARTS = """charts => charts.map(chart => [chart, ...chart.querySelectorAll('text.name')].map(one => {
+const {left, right} = one.getBoundingClientRect();
+return [left, right];
+}))"""
+
+
+def charts_of(window) -> list[list[tuple[float, float]]]:
+    """Return the left and right edge of each line chart, and those of each name along it."""
+    return window.page.eval_on_selector_all(".line-chart", CHARTS)
 
 
 @pytest.mark.parametrize("width", [1000, 1440])
 def test_names_too_long_for_the_list_keep_their_end(look, gpt2, width):
     window = look(gpt2, size=(width, 900), order="calls")
-    names = window.page.locator(".tree .row .name").all()
-    cut = [name for name in names if name.evaluate("name => name.scrollWidth > name.clientWidth")]
+    cut = window.page.eval_on_selector_all(".tree .row .name", CUT)
     assert cut
-    assert [name.text_content() for name in cut if not name.evaluate(VISIBLE)] == []
+    assert [name for name, has_its_end in cut if not has_its_end] == []
 
 
 def test_a_site_says_of_which_run_a_warning_is(look, broken):
@@ -124,12 +132,13 @@ def test_of_values_with_several_tensors_the_first_is_drawn_and_the_page_says_so(
 
 def test_names_along_a_chart_are_whole(look, gpt2):
     window = look(gpt2)
-    for chart in window.page.locator(".line-chart").all():
-        frame = chart.bounding_box()
-        for name in chart.locator("text.name").all():
-            box = name.bounding_box()
-            assert frame["x"] <= box["x"]
-            assert box["x"] + box["width"] <= frame["x"] + frame["width"] + 1
+    charts = charts_of(window)
+    assert charts
+    for frame, *names in charts:
+        assert names
+        for left, right in names:
+            assert frame[0] <= left
+            assert right <= frame[1] + 1
 
 
 def test_attention_that_is_nearly_even_looks_even(look, tmp_path):
@@ -155,15 +164,10 @@ def test_a_narrow_window_has_the_list_above_and_nothing_beyond_its_edge(look, gp
         side, main = (window.page.locator(one).bounding_box() for one in (".side", "main"))
         assert side["y"] + side["height"] <= main["y"] + 1
         assert main["width"] == width
-        for button in window.page.locator(".top button").all():
-            box = button.bounding_box()
-            assert box["x"] + box["width"] <= width
-        for text in window.page.locator(".warnings li > .link").all():
-            assert text.bounding_box()["width"] > 150
-        names = window.page.locator(".line-chart").all()
-        for chart in names:
-            boxes = [text.bounding_box() for text in chart.locator("text.name").all()]
-            assert all(one["x"] + one["width"] < other["x"] for one, other in pairwise(boxes))
+        assert all(0 < box["width"] <= width - box["x"] for box in window.boxes(".top button"))
+        assert all(box["width"] > 150 for box in window.boxes(".warnings li > .link"))
+        for _, *names in charts_of(window):
+            assert all(before[1] < after[0] for before, after in pairwise(names))
 
 
 @pytest.mark.parametrize("width", [600, 900, 1440])
@@ -194,8 +198,7 @@ def test_names_along_the_depth_stand_at_even_steps_and_apart(look, tmp_path, nam
     assert len(shown) > 2
     assert len(steps) == 1
     assert (len(shown) == layers) == all_fit
-    boxes = [text.bounding_box() for text in chart.locator("text.name").all()]
-    assert all(before["x"] + before["width"] < after["x"] for before, after in pairwise(boxes))
-    frame = chart.bounding_box()
-    assert frame["x"] <= boxes[0]["x"]
-    assert boxes[-1]["x"] + boxes[-1]["width"] <= frame["x"] + frame["width"]
+    frame, *names = charts_of(window)[0]
+    assert all(before[1] < after[0] for before, after in pairwise(names))
+    assert frame[0] <= names[0][0]
+    assert names[-1][1] <= frame[1]

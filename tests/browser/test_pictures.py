@@ -51,7 +51,7 @@ def test_the_mouse_finds_every_cell_of_a_grid(look, values):
     runs, page = values
     window = look(page, site="maps", view="a")
     frame = window.page.locator(".panels canvas").first.bounding_box()
-    points = [(x, y) for y in range(4, int(frame["height"]), 9) for x in range(4, int(frame["width"]), 9)]
+    points = [(x, y) for y in range(4, int(frame["height"]), 16) for x in range(4, int(frame["width"]), 16)]
     seen = defaultdict(list)
     for place, *what in window.sweep(".panels canvas", points):
         seen[place].append(what)
@@ -133,12 +133,12 @@ def test_a_click_enlarges_a_head_and_escape_goes_back(look, gpt2):
     window = look(gpt2, site=SOFTMAX)
     frame = window.page.locator(".panels canvas").first.bounding_box()
     window.page.mouse.click(frame["x"] + 20, frame["y"] + 30)
-    assert "tile=0" in window.hash
+    window.wait_for_state(tile="0")
     assert "head 0" in window.texts(".stepper span")
     window.page.click("[aria-label='Next head'] >> nth=0")
-    assert "tile=1" in window.hash
+    window.wait_for_state(tile="1")
     window.press("Escape")
-    assert "tile" not in window.hash
+    window.wait_for_state(tile=None)
     assert window.heading == SOFTMAX
 
 
@@ -159,7 +159,7 @@ def test_a_sample_can_be_chosen(look, values):
     window.page.locator(".panels canvas").first.focus()
     window.press("ArrowDown")
     assert window.tip()[0] == "sample 1 · channel 0 · row 0 · column 0"
-    assert "sample=1" in window.hash
+    window.wait_for_state(sample="1")
 
 
 def test_pictures_are_described_to_those_who_do_not_see_them(look, gpt2):

@@ -56,12 +56,12 @@ def test_the_address_keeps_what_is_looked_at_and_back_goes_back(look, gpt2):
     window.row("transformer.wte").click()
     window.row("transformer.h.0").click()
     window.page.click(".switches >> text=difference")
-    assert window.page.evaluate("new URLSearchParams(location.hash.slice(1)).get('site')") == "transformer.h.0"
+    window.wait_for_state(site="transformer.h.0", view="difference")
     again = look(gpt2, **dict(part.split("=") for part in window.hash[1:].split("&")))
     assert again.heading == "transformer.h.0"
     assert again.page.locator('.switches [aria-pressed="true"]').text_content() == "difference"
     window.page.go_back()
-    window.page.wait_for_function("!location.hash.includes('view')")
+    window.wait_for_state(view=None)
     assert window.heading == "transformer.h.0"
     window.page.go_back()
     window.page.wait_for_selector(".crumb.last:text('wte')")
@@ -99,7 +99,7 @@ def test_rows_stand_in_the_order_of_the_tree_or_of_the_calls(look, digits):
     assert window.rows[:5] == ["model", "stem", "h", "0", "norm"]
     window.page.click("text=call order")
     assert window.rows[:5] == ["model", "stem", "h", "h.0", "h.0.norm"]
-    assert "order=calls" in window.hash
+    window.wait_for_state(order="calls")
 
 
 def test_everything_can_be_opened_and_closed(look, gpt2):
@@ -124,9 +124,7 @@ def test_the_page_fits_windows_from_narrow_to_wide(look, gpt2, width):
         assert window.page.evaluate(
             "document.querySelector('main').scrollWidth <= document.querySelector('main').clientWidth"
         )
-        for canvas in window.page.locator("main canvas").all():
-            box = canvas.bounding_box()
-            assert box["x"] + box["width"] <= width
+        assert all(box["x"] + box["width"] <= width for box in window.boxes("main canvas"))
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -22,6 +22,16 @@ return points.flatMap(([x, y]) => {
 })}"""
 
 
+STATE = """parts => {
+const found = new URLSearchParams(location.hash.slice(1));
+return Object.entries(parts).every(([name, value]) => found.get(name) === value);
+}"""
+
+BOXES = """all => all.map(one => {
+const {x, y, width, height} = one.getBoundingClientRect();
+return {x, y, width, height};
+})"""
+
 # The effect of a key may come a little later: a dialog reports its end in a separate task.
 SETTLED = "() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(done))))"
 
@@ -70,9 +80,12 @@ class Window:
         """The milliseconds until the page was usable."""
         return self.page.evaluate(READY)
 
+    def wait_for_state(self, **parts: str | None) -> None:
+        """Wait until the address has these parts, or lacks those that are None: it follows a little after many keys."""
+        self.page.wait_for_function(STATE, arg=parts)
+
     @property
     def hash(self) -> str:
-        self.page.wait_for_timeout(150)  # With many keys at once the address is updated later.
         return self.page.evaluate("location.hash")
 
     @property
@@ -92,6 +105,10 @@ class Window:
 
     def texts(self, selector: str) -> list[str]:
         return self.page.locator(selector).all_text_contents()
+
+    def boxes(self, selector: str) -> list[dict[str, float]]:
+        """Where each such element is, all in one question to the browser."""
+        return self.page.eval_on_selector_all(selector, BOXES)
 
     def search(self, text: str) -> str:
         """Type a search; return the page's status text."""
