@@ -121,7 +121,7 @@ def line_text(line: Line) -> str:
 
 
 def is_thrown_away(line: Line | None) -> bool:
-    """Return True if the statement on this line is running and drops its own result, not a variable's old value."""
+    """Return True if the statement on this line is running and throws its result away, without changing a variable."""
     frame = user_frame()[0]
     if frame is None or line is None or frame.f_code is not line[0] or frame.f_lineno != line[1]:
         return False  # Code is compared by identity: a notebook cell that runs again has new, equal code.
@@ -146,7 +146,8 @@ MODULE_CALLS = (MODULE_CALL, nn.Module._wrapped_call_impl.__code__)
 _FUNCTION_APPLY: CodeType = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
 # `DataParallel` copies a module by the method of this name. Without the method there is nothing to refuse.
 REPLICATE = "_replicate_for_data_parallel"
-# Modules of torch that call torch functions themselves while they trace a model. A missing one is in no frame.
+# Modules of torch that call torch functions themselves while they trace a model. If this torch lacks one of them, no
+# frame belongs to it.
 TRACING_MODULES = ("torch._dynamo.convert_frame", "torch._subclasses.fake_tensor")
 
 # The files of torch that call functions on behalf of the model. A listing skips their lines and shows the model's line.
@@ -379,7 +380,10 @@ graph_task: Callable[[], int] = torch._C._current_graph_task_id
 
 
 def saves_its_output(node: type) -> bool:
-    """Return True if a node of this class keeps the output of its forward. Reading it would unpack the output."""
+    """Return True if nodes of this class keep the output of their forward.
+
+    This checks the class, because reading the attribute of a node would unpack the output.
+    """
     return hasattr(node, "_saved_result") or hasattr(node, "_saved_output")
 
 

@@ -8,7 +8,8 @@ The functions turn facts into text, and neither raise nor warn.
 | `_engine/` | a module was replaced, no gradient can come, or subscripts select nothing |
 | `_hooks/diagnose.py` | a block ends and nothing passed at some of its sites, or hooks go unused |
 
-`why_never_fired` explains one site at the end of a block. `why_not_called` explains one module from the model alone.
+`why_never_fired` explains why a site did not fire, at the end of a block. `why_not_called` explains why a module is not
+called, judging by the model alone.
 """
 
 from __future__ import annotations

@@ -115,7 +115,8 @@ class Cache(Tabular, Plottable, Mapping[str, Any]):
         if not self._is_readable(record):
             raise NotCaptured(self._why_empty(record))
         if self._session.others.take_mixed() and record.keep == 1 < record.count:
-            record.repeated = False  # Two forwards at once look like two calls in one. Don't warn about that as well.
+            # Two forwards at the same time look like two calls in one forward. Don't warn about these as well.
+            record.repeated = False
             warn(
                 f"'{record.site}' was captured by several asyncio tasks or threads in one block, and only the latest "
                 "value is kept; keep='all' keeps every call, a block in each task keeps them apart"
@@ -562,7 +563,7 @@ def _means(asked: Any, had: Any) -> bool:
 
 
 def _parts_of(record: Record, rest: tuple[Any, ...]) -> dict[str, list[Any]]:
-    """Return the parts of a site's values: for the text of each subscript in `rest`, the part of every call."""
+    """Return the parts of a site's values that `rest` selects, by their subscripts as text: one part for each call."""
     if not rest:
         return {"": record.unread()}
     parts: dict[str, list[Any]] = {}
@@ -594,7 +595,10 @@ def _called(function: Callable[[Any], Any], value: Any, site: Site) -> Any:
 
 
 def _lend(tensor: Tensor) -> Tensor:
-    """Copy a tensor, on write if possible. A tensor in the graph is not copied: no loss depends on a copy."""
+    """Copy a tensor, on write if possible; return a tensor in the graph as it is.
+
+    A loss that was computed from the tensor does not depend on a copy, so the copy would get no gradient.
+    """
     return tensor if tensor.requires_grad else share_tensor(tensor)
 
 

@@ -474,7 +474,7 @@ class Function:
 
     def forward(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the function on these arguments, which may differ from those that it was called with."""
-        if not self.event.changes:  # No value is changed, so it may write into its arguments.
+        if not self.event.changes:  # No tap changes a value, so the function may write into its arguments.
             result = self.function(*args, **kwargs)
             return args[0] if self.name == "setitem" else result
         args, kwargs = self._apart(args, kwargs)
@@ -528,8 +528,8 @@ class Function:
         target = self._target(self.args, self.kwargs)
         if not isinstance(target, Tensor):
             return value
-        # If its gradient is followed, the target must be a new node of the graph, not the earlier value. A write makes
-        # it one.
+        # If a tap follows the gradient, the target must become a new node of the graph, and not stay the earlier value.
+        # Writing into it makes a new node.
         follows = any(tap.site.is_gradient for tap, _ in self.event.taps)
         if is_given or follows or target is not call_arguments.first(passed, self.parameters):
             _write(target, value)

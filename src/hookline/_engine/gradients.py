@@ -179,7 +179,7 @@ def _hook_part(
     alias: Callable[[Tensor], Tensor | None],
     aliases: Aliases,
 ) -> None:
-    """Hook the tensors of one part of a value, and note their aliases. A tensor gets one alias for all its parts."""
+    """Hook the tensors of one part of a value, and note their aliases. A tensor in several parts gets one alias."""
     part, rest = split(value, subscripts) if subscripts else (value, ())
     tensors = leaves(part)
     if rest and not take_part(part, rest)[1]:
@@ -193,7 +193,8 @@ def _hook_part(
     followed: set[int] = set()  # A tensor that occurs twice is followed once.
     is_whole = True
 
-    # Tensors that an earlier tap of this call follows. This tap follows the same ones, so that taps act in their order.
+    # The tensors and aliases that earlier taps of this call have hooked. This tap hooks the same objects instead of new
+    # aliases, so that the taps act in their order.
     own = event.followed.setdefault(tap.site.port == "grad_output", [])
     for tensor in tensors:
         if not tensor.requires_grad or id(tensor) in followed:
@@ -411,13 +412,13 @@ def _plain(kept: Any) -> Any:
 def _rehook_view(view: View) -> None:
     """Hook the gradient of a view again if the view was written in place since.
 
-    Torch records such a write as a CopySlices node of the view's base. The node passes on the gradient of the value
-    from before the write.
+    Torch records such a write as a CopySlices node of the view's base. The gradient that this node passes on is the
+    gradient of the value that was there before the write.
     """
     tensor, base = view.tensor, base_of(view.tensor)
     if version_of(tensor) == view.version or base is None:
         return
-    if base.grad_fn is view.before:  # The write bypassed autograd: torch has made a new view, without the hook.
+    if base.grad_fn is view.before:  # The write bypassed autograd: the view has a new `grad_fn`, without the hook.
         tensor.register_hook(view.hook)
         return
     node = base.grad_fn
@@ -459,7 +460,8 @@ def _say_problem(tap: Tap, site: Site, subscripts: tuple[Any, ...], reason: str)
         raise NeverFired(problem)
     if tap.record is not None:
         tap.record_at(site, subscripts).explain(problem)
-    if tap.missing == TOGETHER and tap.blocks:  # Reported at the end of the block, when it is known if any fired.
+    # The end of the block reports this: as an error if no tap of the pattern fired, else as a warning.
+    if tap.missing == TOGETHER and tap.blocks:
         tap.misses += 1
         tap.session.missed = True
         return

@@ -138,7 +138,10 @@ def pass_through(called: Called, module: nn.Module, passed: Arguments, event: Ev
 
 
 def _can_be_kept(output: Any) -> bool:
-    """Return True if a pattern of functions captures this result: it has tensors, none from a torch.func transform."""
+    """Return True if a pattern of functions can capture this result.
+
+    The result must contain tensors, and none of them may belong to a torch.func transform.
+    """
     tensors = leaves(output)
     return bool(tensors) and not any(map(is_transformed, tensors))
 

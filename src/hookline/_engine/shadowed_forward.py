@@ -48,7 +48,10 @@ from hookline._values.nested import Arguments
 
 
 class ShadowedCallable:
-    """The shadow of a callable that was stored on a module instance. A copy or pickle of it is that callable alone."""
+    """The shadow of a callable that was stored on a module instance.
+
+    If the shadow is copied or pickled, the result is the original callable, without the shadow.
+    """
 
     def __init__(self, function: Callable[..., Any], module: nn.Module, held: Callable[..., Any]) -> None:
         self.__func__ = function
@@ -109,7 +112,8 @@ def hot_path(held: HotTap) -> Any:
         tap = held  # Read once: detaching, perhaps on another thread, replaces it with `GONE`.
         if is_dynamo_compiling():
             return compiled.run_hot_traced(tap, self, args, kwargs, _otherwise_uncompiled)
-        # `acts_in` is a set of open blocks in which the tap acts. In the same set, no new lookup is needed.
+        # `acts_in` is the set of open blocks in which the tap was last found to act. If the same set is open now, the
+        # tap acts.
         if tap.acts_in is not _open_blocks() or self is not tap.module or graph_task() != -1:
             return _otherwise(tap, self, args, kwargs)
         stamp = next(ticks)
@@ -133,7 +137,7 @@ def hot_path(held: HotTap) -> Any:
             ):
                 value = lazy_clone(output.detach() if output.requires_grad else output)
             elif is_tensor and action.refers:
-                value = output.detach()  # Without checking: an autograd.Function may attach it to the graph later.
+                value = output.detach()  # Even if it has no graph yet: an autograd.Function may attach it to one later.
                 version = value._version
             else:
                 is_new = is_tensor and action.clone is None and getrefcount(output) == ALONE and is_result(output)
@@ -143,9 +147,9 @@ def hot_path(held: HotTap) -> Any:
             value = _keep_otherwise(tap, output, error)
         if not record.order:
             record.order = next(ticks)
-        # This is False for the second call in one forward of the model, for a call that began before the stored one,
-        # and if the record says why it has no value. Python switches threads only at calls and loops, and the lines up
-        # to `return` have neither.
+        # The usual case. `record.put` handles the others: a second call in one forward of the model, a call that began
+        # before the stored one, and a record that holds a reason for having no value. Python switches threads only at
+        # calls and loops, and the lines up to `return` have neither.
         if record.seen < number and record.stamp < stamp:
             record.value = value
             record.version = version
@@ -176,7 +180,7 @@ def _otherwise(tap: HotTap, module: nn.Module, args: tuple[Any, ...], kwargs: di
 
 
 def shadow_for(tap: Tap) -> Shadow:
-    """Return the `Shadow` of a tap; for a tap on the hot path, make one that does the same."""
+    """Return the `Shadow` of a tap. A tap on the hot path has none: make one that runs the call in the same way."""
     held = tap.shadow  # Read once: another thread may change it.
     if isinstance(held, Shadow):
         return held
@@ -263,7 +267,7 @@ class Shadow:
         plain = self.heir() if self.heir is not None else None
         if plain is not None and plain.module is module:
             now = plain.shadow
-            # Not if somebody has put a callable there since, which is now shadowed: it may call this shadow.
+            # Not if the tap now shadows a callable that somebody put there later: that callable may call this shadow.
             if type(now) is MethodType or (isinstance(now, Shadow) and now.found is None):
                 return shadow_for(plain)
         if is_replaying():  # A checkpointed segment holds the shadow that was here in its first pass.
@@ -477,7 +481,7 @@ def running_calls() -> list[Call]:
 
 
 def gone(shadow: Shadow | None = None) -> HotTap:
-    """Return a tap to put in place of a removed one: a copy of the module may still hold the shadow."""
+    """Return a placeholder for a removed tap. A copy of the module, or torch, may still call the tap's old shadow."""
     tap = HotTap(Site(""), _NO_MODULE, OutputObserver(), Session(), False, "")
     tap.shadow = shadow
     return tap

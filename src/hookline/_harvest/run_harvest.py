@@ -297,7 +297,7 @@ class ReadyModel:
 
     @cached_property
     def batch_runner(self) -> BatchRunner:
-        """The runner of all further batches. It hooks only sites that fired, to notice if one does not fire again."""
+        """The runner of all further batches. It hooks the sites that fired, by name: it raises if one does not fire."""
         names = [name for name in self.first if name not in (self.job.options.columns or {})]
         return BatchRunner(self.model, names, self.job.options, stop=self.stops)
 
@@ -426,9 +426,10 @@ def run_together(job: Job, together: Replica, listener: Listener) -> None:
 
 
 def _divide_units(job: Job, together: Replica, first: bool) -> list[list[int]]:
-    """Return this process's units, then the units of every process with its own batches; [] if none are left.
+    """Return lists of units: that of this process, then those of all processes; [] if no units are left.
 
-    The ranks exchange their lists of units that are left, so that all agree.
+    Processes that run the same batches count as one. The ranks exchange their lists of units that are left, so that all
+    agree.
     """
     storage, manifest = job.ready.open_store()
     units = unit_count(storage, manifest)

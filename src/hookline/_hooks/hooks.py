@@ -76,7 +76,10 @@ class Hook:
 
     @property
     def fired(self) -> bool:
-        """Whether a value passed since the hook was attached or entered; at a gradient, the value in the forward."""
+        """Whether a value passed since the hook was attached or entered.
+
+        For a hook at a gradient, this is the value in the forward, not its gradient.
+        """
         return self._tap.fired
 
     def activate(self) -> None:
@@ -544,7 +547,11 @@ def _budget_of(limit: Any, spill: Any, detach: bool) -> Budget | None:
 
 
 def _refuse_model(model: nn.Module, given: Any, verb: str, is_place: bool = False) -> None:
-    """Raise if a method of hooks is passed their model, which only short forms take, unless it is meant as a place."""
+    """Raise if the first argument of a method of `Hooks` is the model: only short forms take it.
+
+    Args:
+        is_place: Whether the model is meant as a place, which is allowed.
+    """
     if given is model and not is_place:
         raise SiteError(
             f"these hooks know their model; leave it out, as in hooks.{verb}(...). Its output is the place ''"

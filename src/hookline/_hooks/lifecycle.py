@@ -104,7 +104,7 @@ class Lifecycle:
 
     def __init__(self, model: nn.Module, session: Session) -> None:
         self.wrapped = model
-        # While a model is copied that holds its own `Hooks`, the copy still has an empty `__dict__`.
+        # If a model holds its own `Hooks`, they are copied with it, while the `__dict__` of the copy is still empty.
         self.model = unwrap(model) if model.__dict__ else model
         self.session = session
         session.model = weakref.ref(self.model)
@@ -431,7 +431,7 @@ def _warn_of_waiting(process: int) -> None:
 
 
 def yielding(frame: FrameType) -> Generating | None:
-    """Return the generator that a frame belongs to; None in a context manager or fixture, which may yield."""
+    """Return the generator that a frame belongs to; None in a context manager or fixture, whose `yield` is fine."""
     # With `yield from`, the outer generator runs the inner one: look for the first frame that is not a generator.
     driver = next((one for one in frames(frame) if not one.f_code.co_flags & GENERATOR), None)
     name = driver.f_globals.get("__name__", "") if driver is not None else ""

@@ -86,7 +86,7 @@ class Rows:
         return self._index.samples.numbers.clone()
 
     def is_aligned_with(self, other: Rows) -> bool:
-        """Return True if each row has the same sample and position as the row with its number in the other array."""
+        """Return True if rows with the same number have the same sample and position in both arrays."""
         mine, theirs = self._index, other._index
         if not torch.equal(mine.bounds, theirs.bounds) or not mine.samples.equal(theirs.samples):
             return False

@@ -192,7 +192,10 @@ class Unit:
         return files[:count], dict(zip(self._positions, files[count:], strict=True))
 
     def _publish(self, record: bytes) -> bool:
-        """Create the record; return False if another attempt was faster. After an error, keep files it may list."""
+        """Create the record; return False if another attempt was faster.
+
+        After an error, the files are kept if the record may exist and list them.
+        """
         self._is_kept = True
         try:
             self._is_kept = self._storage.create(unit_name(self.unit), record)

@@ -249,8 +249,8 @@ def share_for_now(tensor: Tensor) -> Tensor:
 def copy_captured(source: Tensor, tensor: Tensor, moves: bool) -> tuple[Tensor, bool]:
     """Copy a captured tensor, on write where that is safe, on CUDA too.
 
-    The second result says whether a read of the copy has to check the version of `source`: on CUDA torch's foreach
-    functions write through a copy on write.
+    The second result says whether a read of the copy has to check the version of `source`: on CUDA, torch's foreach
+    functions write into the shared memory without copying it first.
 
     Args:
         source: The tensor, detached unless its graph is kept.
@@ -265,10 +265,10 @@ def copy_captured(source: Tensor, tensor: Tensor, moves: bool) -> tuple[Tensor, 
 
 def _may_share_on_cuda(tensor: Tensor) -> bool:
     """Return True if torch copies this CUDA tensor correctly when somebody writes to it."""
-    if raw_stream(tensor.get_device()) != 0:  # Torch makes the copy on the default stream, not in order with others.
+    if raw_stream(tensor.get_device()) != 0:  # Torch makes the copy on the default stream, not in order with this one.
         refuse_recording()
         return False
-    if is_parameter(tensor):  # Fused optimizers write through the copy and count no version.
+    if is_parameter(tensor):  # Fused optimizers write into the shared memory, and leave the version as it is.
         return False
     return not may_be_of_cuda_graph(tensor)  # The memory of compiled CUDA graphs can't be shared.
 

@@ -168,7 +168,8 @@ class Tables:
         handle.when_removed.append(self.forget)
         for other in others:
             if other.hook_fn.hook_type == "backward_hook" != handle.hook_fn.hook_type:
-                other.renew()  # It must get the gradients of inputs and outputs as the other hooks changed them.
+                # A backward hook acts last: it gets the gradients of the inputs and outputs that other hooks returned.
+                other.renew()
         others.append(handle)
 
     def forget(self, handle: HookHandle) -> None:
