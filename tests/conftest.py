@@ -11,10 +11,10 @@ from collections.abc import Iterator
 # Set before torch is imported, and inherited by the processes that tests start.
 # Inductor compiles in this process: its pool of compile workers outlives the test that starts it.
 os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
+# Inductor writes plain C++; else it first compiles ten programs to find out which vector instructions there are.
+os.environ["TORCHINDUCTOR_VEC_ISA_OK"] = "0"
 # Some virtual machines report AMX and can't run it: there oneDNN fails, or crashes Python, at a bfloat16 linear.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
-
-gc.disable()  # Until all test files are imported: see `pytest_collection_finish`.
 
 import pytest
 import torch
@@ -22,6 +22,8 @@ import torch
 from hookline._hooks import lifecycle
 from hookline._open_blocks import not_left, open_blocks
 from tests.support.states import hooks_left, modes_left
+
+gc.disable()  # Until all test files are imported: see `pytest_collection_finish`.
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A process that a script starts with `&` ignores Ctrl-C, and the programs that the tests start would inherit that.

@@ -444,12 +444,12 @@ def test_more_sets_of_hooks_than_torch_makes_whole_graphs_for_raise() -> None:
 
 
 def test_inductor_with_cuda_graphs_asked_for_and_sizes_that_change_is_right_on_a_cpu() -> None:
-    model: nn.Module = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8))
+    model: nn.Module = nn.Sequential(nn.Linear(8, 8), nn.GELU())
     compiled: Any = torch.compile(model, mode="reduce-overhead", dynamic=True, fullgraph=True)
     hooks = hl.Hooks(compiled)
     acts = hooks.capture("*")
-    hooks.patch({"1[:, 0]": 0.25})
-    for length in (3, 4, 5):
+    hooks.patch({"0[:, 0]": 0.25})
+    for length in (3, 4):
         x = torch.randn(length, 8)
         output = compiled(x)
         output.sum().backward()
