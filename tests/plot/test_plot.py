@@ -15,6 +15,7 @@ from hookline._plot.plot import KINDS, plot
 from hookline.errors import HooklineError, NotCaptured
 from tests.support.models import GPT, tokens
 from tests.support.plots import INF, NAN, captured, drawn, text_of
+from tests.support.quick_python import quick_python
 
 
 @pytest.mark.parametrize(
@@ -212,7 +213,7 @@ import matplotlib.pyplot
 print(matplotlib.pyplot.get_fignums())
 """
     environment = {"PYTHONPATH": ":".join(sys.path), "PATH": ""}  # No display.
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, env=environment, timeout=120)
+    done = subprocess.run([*quick_python(), "-c", code], capture_output=True, env=environment, timeout=120)
     assert done.stdout == b"[]\n", done.stderr
     assert done.stderr.count(b"\x89PNG") == 5
 
@@ -228,7 +229,7 @@ except hl.HooklineError as error:
     print(error)
 """
     environment = {"PYTHONPATH": ":".join(sys.path)}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=120)
+    done = subprocess.run([*quick_python(), "-c", code], capture_output=True, text=True, env=environment, timeout=120)
     assert done.stdout == "plots need matplotlib: pip install 'hookline[plot]'\n", done.stderr
 
 

@@ -12,6 +12,8 @@ import sys
 import termios
 from pathlib import Path
 
+from tests.support.quick_python import quick_python
+
 SOURCE = Path(__file__).parent.parent.parent / "src"
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
@@ -24,7 +26,8 @@ def shown(command: list[str], typed: str = "", columns: int = 100, lines: int = 
     around = {name: value for name, value in os.environ.items() if name not in unset}
     around |= {"PYTHONPATH": str(SOURCE), "TERM": "xterm-256color", "PYTHON_BASIC_REPL": "1", "PYTHONSTARTUP": ""}
     streams = {"stdin": theirs, "stdout": theirs, "stderr": theirs}
-    process = subprocess.Popen([sys.executable, *command], env=around | environment, start_new_session=True, **streams)
+    python = quick_python() if command[0] in ("-c", "-m") else [sys.executable]
+    process = subprocess.Popen([*python, *command], env=around | environment, start_new_session=True, **streams)
     os.close(theirs)
     os.write(own, typed.encode())
     try:
