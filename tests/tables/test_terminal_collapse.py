@@ -92,8 +92,9 @@ def test_ranges_have_fewer_digits_where_there_is_less_room() -> None:
     assert "0.123…39.1" in table.text(20)
 
 
-@pytest.mark.parametrize("limit", [80, 100, 120, 200])
-def test_a_gpt2_of_twelve_layers_fits_on_one_screen(limit: int) -> None:
+@pytest.fixture(scope="module")
+def tables() -> list[Table]:
+    """The tables of a GPT-2 of twelve layers."""
     transformers = pytest.importorskip("transformers")
     sizes = {"n_embd": 24, "n_head": 4, "vocab_size": 50, "bos_token_id": 1, "eos_token_id": 1}
     gpt = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, attn_implementation="eager")).eval()
@@ -101,8 +102,15 @@ def test_a_gpt2_of_twelve_layers_fits_on_one_screen(limit: int) -> None:
     hooks = hl.Hooks(gpt)
     acts = hooks.capture("**")
     gpt(ids)
-    for thing in (acts, acts.stats(), hl.scan(gpt, ids), hl.sites(gpt), hooks):
-        lines = thing._table().text(limit).splitlines()
+    found = [thing._table() for thing in (acts, acts.stats(), hl.scan(gpt, ids), hl.sites(gpt), hooks)]
+    hooks.remove()
+    return found
+
+
+@pytest.mark.parametrize("limit", [80, 100, 120, 200])
+def test_a_gpt2_of_twelve_layers_fits_on_one_screen(limit: int, tables: list[Table]) -> None:
+    assert len(tables) == 5
+    for table in tables:
+        lines = table.text(limit).splitlines()
         assert len(lines) < 40
         assert any("{0…11}.mlp" in line for line in lines)
-    hooks.remove()
