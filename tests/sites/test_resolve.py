@@ -175,20 +175,20 @@ def test_subscripts_reach_into_nested_values_to_see_and_to_change(index: str, pa
 
 
 def test_subscripts_reach_into_the_outputs_of_transformers() -> None:
-    from transformers.modeling_outputs import BaseModelOutput
+    outputs = pytest.importorskip("transformers.modeling_outputs")
 
     class Model(nn.Module):
-        def forward(self, x: Tensor) -> BaseModelOutput:
-            return BaseModelOutput(last_hidden_state=x, hidden_states=(x + 1, x + 2))
+        def forward(self, x: Tensor) -> Any:
+            return outputs.BaseModelOutput(last_hidden_state=x, hidden_states=(x + 1, x + 2))
 
     model, x = Model(), torch.randn(2, 4)
     sites = ['["last_hidden_state"]', "[0]", '["hidden_states"][-1][:, 0]', "[1][0]"]
     _, acts = hl.run(model, x, capture=[*sites, ""])
     for site, expected in zip(sites, (x, x, (x + 2)[:, 0], x + 1), strict=True):
         assert torch.equal(acts[site], expected)
-    assert type(acts[""]) is BaseModelOutput
+    assert type(acts[""]) is outputs.BaseModelOutput
     output = hl.run(model, x, patch={'["last_hidden_state"]': 0.0, "[1][0]": 1.0})
-    assert type(output) is BaseModelOutput
+    assert type(output) is outputs.BaseModelOutput
     assert output.last_hidden_state.count_nonzero() == 0
     assert torch.equal(output["last_hidden_state"], output[0])
     assert output.hidden_states[0].eq(1).all()
@@ -198,11 +198,11 @@ def test_subscripts_reach_into_the_outputs_of_transformers() -> None:
 
 @pytest.mark.parametrize("change", [{"patch": 0.0}, {"edit": lambda _: 0.0}], ids=["patch", "edit"])
 def test_a_field_that_a_model_of_transformers_did_not_make_is_not_changed(change: dict[str, Any]) -> None:
-    from transformers.modeling_outputs import BaseModelOutput
+    outputs = pytest.importorskip("transformers.modeling_outputs")
 
     class Model(nn.Module):
-        def forward(self, x: Tensor) -> BaseModelOutput:
-            return BaseModelOutput(last_hidden_state=x)
+        def forward(self, x: Tensor) -> Any:
+            return outputs.BaseModelOutput(last_hidden_state=x)
 
     site = '["hidden_states"]'
     message = "BaseModelOutput of last_.* passes here, and 'hidden_states' is not.*with output_hidden_states=True"
