@@ -1,6 +1,6 @@
 """Hooks by hand in the style of baukit: a context that finds layers by name, keeps outputs and unhooks at its end.
 
-baukit is not on PyPI. This follows the documentation of its Trace and TraceDict, and uses none of its code.
+PyPI does not have baukit. This follows the documentation of its Trace and TraceDict, and uses none of its code.
 """
 
 from __future__ import annotations
