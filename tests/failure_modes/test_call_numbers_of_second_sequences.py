@@ -8,18 +8,20 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import GPT2Config, GPT2LMHeadModel
 
 import hookline as hl
 from tests.support.models import mlp
 
+transformers = pytest.importorskip("transformers")
 
-def gpt2() -> GPT2LMHeadModel:
+
+def gpt2() -> nn.Module:
     torch.manual_seed(0)
-    return GPT2LMHeadModel(GPT2Config(n_layer=2, n_head=2, n_embd=8, n_positions=32, vocab_size=17)).eval()
+    config = transformers.GPT2Config(n_layer=2, n_head=2, n_embd=8, n_positions=32, vocab_size=17)
+    return transformers.GPT2LMHeadModel(config).eval()
 
 
-def generate(model: GPT2LMHeadModel, length: int = 5, **options: Any) -> None:
+def generate(model: Any, length: int = 5, **options: Any) -> None:
     model.generate(
         torch.ones(1, length, dtype=torch.long), max_new_tokens=3, do_sample=False, pad_token_id=0, **options
     )
