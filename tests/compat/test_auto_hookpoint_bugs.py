@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import copy
 import gc
-import os
 import pickle
-import subprocess
-import sys
 import threading
 import weakref
-from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-import hookline
 import hookline as hl
 from hookline.compat.auto_hookpoint import (
     HookedModule,
@@ -26,6 +21,7 @@ from hookline.compat.auto_hookpoint import (
 )
 from tests.points.conftest import kind_of_points  # noqa: F401  # Each test runs with both kinds of points.
 from tests.support.compat_models import Mixed
+from tests.support.forked_python import run_forked
 from tests.support.models import Returns
 from tests.support.points_models import add_one
 
@@ -53,8 +49,7 @@ importlib.util.find_spec = lambda name, *args: None if name == "transformer_lens
 hooked = auto_hook(torch.nn.Linear(2, 2))
 print(hooked.hook_dict.items())
 """
-    environment = {**os.environ, "PYTHONPATH": str(Path(hookline.__file__).parents[1])}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=120)
+    done = run_forked(code)
     assert done.stderr == ""
     assert done.stdout.splitlines() == ["", "dict_items([('hook_point', HookPoint())])"]
 

@@ -1,10 +1,8 @@
-"""Installing hookline under another library's name. Each test runs in a new interpreter."""
+"""Installing hookline under another library's name. Each test runs in a new process."""
 
 from __future__ import annotations
 
 import importlib.util
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,8 +10,8 @@ import pytest
 
 import hookline as hl
 from hookline.compat import NAMES, install
+from tests.support.forked_python import run_forked
 
-SOURCE = Path(hl.__file__).parent.parent
 INSTALLED = {name: importlib.util.find_spec(name) is not None for name in NAMES}  # The original libraries.
 
 SCRIPT = """\
@@ -81,17 +79,9 @@ ours = [Auto_HookPoint, Auto_HookPoint.hook, check, Auto_HookPoint.utils]
 }
 
 
-def python(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run a new interpreter in a folder, which comes first in its search for modules."""
-    environment = {**os.environ, "PYTHONPATH": str(SOURCE), "PYTHONWARNINGS": "error::UserWarning"}
-    return subprocess.run(
-        [sys.executable, *arguments], capture_output=True, text=True, timeout=120, env=environment, cwd=folder
-    )
-
-
 def printed(code: str, folder: Path) -> list[str]:
-    """Run code in a new interpreter, and return the lines it prints."""
-    done = python("-c", code, folder=folder)
+    """Run code in a new process, in a folder that comes first in its search for modules; return the lines it prints."""
+    done = run_forked(code, folder, strict=True)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-import hookline as hl
+from tests.support.forked_python import run_forked
 
 TORCHHOOK = """
 import torch
@@ -100,10 +97,7 @@ def test_a_program_prints_what_it_prints_under_the_original(name, program, tmp_p
 
 
 def printed(code: str, folder: Path) -> str:
-    """Run code in a new interpreter, and return its output."""
-    environment = {**os.environ, "PYTHONPATH": str(Path(hl.__file__).parent.parent)}
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, env=environment, cwd=folder
-    )
+    """Run code in a new process, and return its output."""
+    done = run_forked(code, folder)
     assert done.returncode == 0, done.stderr
     return done.stdout

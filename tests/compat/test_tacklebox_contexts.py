@@ -6,8 +6,6 @@ import contextlib
 import gc
 import inspect
 import re
-import subprocess
-import sys
 import threading
 import time
 import warnings
@@ -24,6 +22,7 @@ from hookline.compat.tacklebox.hook_management import (
     HookManager,
 )
 from tests.support.compat_models import Log, my_backward_hook, my_forward_hook, my_forward_pre_hook, registered
+from tests.support.forked_python import run_forked
 
 # Most managers here are dropped before a forward runs. Another test checks the warning about it.
 pytestmark = pytest.mark.filterwarnings("ignore:a HookManager is dropped:hookline.HooklineWarning")
@@ -282,7 +281,7 @@ manager = HookManager()
 manager.register_forward_hook(print, *model)
 nn.manager = manager  # So that it is among the last to go.
 """
-    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True)
+    done = run_forked(code, strict=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 

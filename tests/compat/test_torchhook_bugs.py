@@ -7,7 +7,6 @@ import gc
 import io
 import pickle
 import re
-import subprocess
 import sys
 import threading
 import warnings
@@ -25,6 +24,7 @@ from hookline.compat.torchhook import (
     HookManager,
 )
 from tests.support.compat_models import ResNet, image
+from tests.support.forked_python import run_forked
 from tests.support.models import GPT, Returns, mlp, tokens
 
 # Many managers here are dropped before a forward runs. Another test checks the warning about it.
@@ -387,7 +387,7 @@ manager = HookManager(model)
 manager.add('0')
 nn.manager = manager  # So that it is among the last to go.
 """
-    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True)
+    done = run_forked(code, strict=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +12,7 @@ import torch
 from torch import nn
 
 import hookline as hl
+from tests.support.forked_python import run_forked
 from tests.support.models import mlp
 from tests.support.running import said
 
@@ -104,8 +103,9 @@ model = torch.nn.Sequential(torch.nn.ReLU())
 
 def said_by(program: str, check: bool = True) -> str:
     """Return the stderr of a program run in a separate process."""
-    command = [sys.executable, "-c", PROGRAM + program]
-    return subprocess.run(command, capture_output=True, text=True, check=check, timeout=300).stderr
+    done = run_forked(PROGRAM + program)
+    assert (done.returncode == 0) == check, done.stderr
+    return done.stderr
 
 
 def test_a_short_form_that_a_variable_holds_until_the_end_of_python_is_told_of_there() -> None:

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +11,7 @@ from torch import nn
 
 import hookline as hl
 from hookline.points import hook_points
+from tests.support.forked_python import run_forked
 from tests.support.points_models import AutoEncoder, add_one
 
 transformer_lens = pytest.importorskip("transformer_lens")
@@ -282,7 +280,6 @@ def test_a_package_that_can_not_be_imported_is_said_to_be(tmp_path):
     folder.mkdir()
     (folder / "__init__.py").write_text("raise RuntimeError('too old')")
     code = "import hookline, torch; model = hookline.auto_hook(torch.nn.ReLU()); print(model.hook_dict)"
-    path = f"{tmp_path}:{Path(hl.__file__).parent.parent}"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={"PYTHONPATH": path})
+    done = run_forked(code, path=(tmp_path,))
     assert done.stdout == "{'hook_point': HookPoint()}\n"
     assert "transformer_lens is installed but can't be imported (too old); hookline's own" in done.stderr

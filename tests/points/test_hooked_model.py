@@ -12,9 +12,9 @@ from torch import nn
 from torch.nn import functional as F
 
 import hookline as hl
+from tests.support.forked_python import run_forked
 from tests.support.models import mlp
 from tests.support.points_models import AutoEncoder, Base, Decorated, add_one, double
-from tests.support.running import python
 
 
 class Derived(Decorated):
@@ -312,7 +312,7 @@ def test_compiled_models_are_hooked(x):
 
 def test_importing_hookline_imports_no_transformer_lens():
     code = "import sys, hookline; hookline.HookPoint(); print('transformer_lens' in sys.modules)"
-    assert python("-c", code).strip() == "False"
+    assert run_forked(code).stdout == "False\n"
 
 
 def test_a_chain_of_methods_keeps_the_hook_points() -> None:
