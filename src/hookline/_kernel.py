@@ -1,7 +1,7 @@
 """The names of the kernel that clients may use besides hookline's public names, with a sentence for each.
 
 A client is a folder such as `_watch/` or `_harvest/`. From the kernel it imports only these names, so that the kernel
-can change inside. A client that needs more adds a concept here. Besides this list clients may import the foundations,
+can change inside. A client that needs another name adds it here. Besides this list clients may import the foundations,
 which know nothing about hooks: `errors`, `parallel`, `_torch`, `_tables`, `_stats`, `_progress`, `_plot` and
 `_untrusted_files`.
 """
@@ -91,7 +91,7 @@ from hookline._engine.shadowed_forward import (
 from hookline._cache.cache import (
     cache_of_calls as cache_of_calls,  # A cache with several calls of each site.
     latest_value as latest_value,  # The latest value of a site, and its number of calls; never warns.
-    refuse_several_calls as refuse_several_calls,  # Raise if a site has several calls, since only one can be put in.
+    refuse_several_calls as refuse_several_calls,  # Raise if a site has several calls: a patch takes one value.
     sites_without_values as sites_without_values,  # The sites of a cache at which nothing passed, though the model ran.
 )
 from hookline._hooks.for_clients import (

@@ -47,9 +47,9 @@ def not_left() -> Blocks:
 def close_block(token: object) -> None:
     """Close a block. Blocks may be closed in any order, and from another context than the one that opened them.
 
-    During garbage collection the block is only marked as left. Before Python 3.12, setting a context variable there may
-    free memory in which Python is setting another one, and Python crashes. No hook acts in a block that was left, so
-    its token can stay in the set until another block opens or closes here.
+    During garbage collection the block is only marked as left. Before Python 3.12, setting a context variable at
+    that moment may crash Python: it frees memory in which Python may be setting another one. No hook acts in a block
+    that was left, so its token can stay in the set until another block opens or closes here.
     """
     if next(reversed(_phases)) == "start":
         _left.add(weakref.ref(token, _left.discard))
@@ -80,13 +80,13 @@ class Token:
 
 
 class OtherRuns:
-    """Runs of the model on other threads and tasks, which a block misses or whose values get mixed up in it."""
+    """Runs of the model on other threads and tasks. A block misses them, or their values get mixed up in it."""
 
     ran = False  # Whether the model ran on a thread or in a task where no block on it is open.
     are_mixed = False  # Whether several tasks, or threads at the same time, ran it in this block since the last read.
     _task: Callable[[], Any] | None = None  # The asyncio task that ran it last in this block, held weakly.
     _thread = 0  # The thread that is running it in this block; the last to begin if there are several.
-    _with_own: Blocks | None = None  # The last set of open blocks with another block on this model: not reported.
+    _with_own: Blocks | None = None  # The last open blocks with another block on this model; runs in them are fine.
 
     def __getstate__(self) -> dict[str, Any]:
         return {"ran": self.ran}
@@ -123,7 +123,7 @@ class OtherRuns:
 
 
 class Generating(NamedTuple):
-    """A generator that has opened a block. It holds no frame, which would keep its variables alive."""
+    """A generator that has opened a block. Its frame is not held: that would keep its variables alive."""
 
     frame: int  # The id of its frame.
     code: CodeType
@@ -148,7 +148,7 @@ class Session:
     missed = False  # Whether subscripts selected nothing of a value.
     backward = False  # Whether a backward went through the model's output; noted if hooks change gradients.
     rested = False  # Whether hooks were paused because a function of a hook on the same model ran.
-    recomputed = False  # Whether captures ignored a forward in a backward, where it is a recomputation.
+    recomputed = False  # Whether captures ignored a forward inside a backward: a recomputation.
     warned_of: tuple[str, ...] = ()  # Reasons for missing gradients that a warning has named.
     generator: Generating | None = None  # The generator that opened the block, if one did.
     called = ""  # The callable that hl.run called, if it did not call the model itself.
@@ -158,7 +158,7 @@ class Session:
     def __init__(self) -> None:
         self.forwards = 0  # The number of forwards of the model.
         self.others = OtherRuns()  # Runs on other threads and tasks since the hooks were last entered.
-        self.model: Callable[[], nn.Module | None] = _nothing  # The model of those hooks, held weakly.
+        self.model: Callable[[], nn.Module | None] = _nothing  # The model that the hooks are on, held weakly.
 
     def __getstate__(self) -> dict[str, Any]:
         kept = {key: value for key, value in self.__dict__.items() if key not in ("lifecycle", "generator")}
@@ -210,7 +210,7 @@ def overlap(one: nn.Module, other: nn.Module) -> bool:
 
 
 class Rest:
-    """Pauses the hooks on a model (None: on all models) that were open when it began."""
+    """Pauses the hooks on a model (None: on all models), except those of blocks that are opened later."""
 
     def __init__(self, model: nn.Module | None, blocks: Blocks) -> None:
         self.blocks = blocks
@@ -235,7 +235,7 @@ def is_called_in_backward(here: Blocks) -> bool:
 
 
 def acting(blocks: Blocks, active: bool, module: nn.Module, here: Blocks) -> bool:
-    """Return True if a hook in these blocks, or active everywhere, acts on its module while others are paused."""
+    """Return True if a hook in these blocks, or active everywhere, acts here on its module: no `Rest` pauses it."""
     left = blocks & here
     for rest in here:
         if isinstance(rest, Rest) and rest.covers(module):

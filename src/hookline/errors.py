@@ -77,11 +77,11 @@ class HooklineWarning(UserWarning):
 
 
 class StopForward(BaseException):
-    """Ends a forward early. Not an Exception, so that a model's `except Exception` can't eat it."""
+    """Ends a forward early. Not an Exception, so that a model's `except Exception` can't catch it."""
 
     @property
     def owner(self) -> object:
-        """The object that has to catch it."""
+        """The set of stops that it was raised for. Only the `run_until` that made this set catches it."""
         return self.args[0]
 
 

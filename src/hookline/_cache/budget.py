@@ -225,7 +225,7 @@ class Budget:
             raise
 
     def hold_part(self, value: Any, site: Site, leaving: Any) -> Any:
-        """Hold a value, or a part of one. `leaving` is the value it replaces in the record, which needs no room."""
+        """Hold a value, or a part of one. `leaving` is the old value in the record; its room becomes free."""
         memories = memories_of(value)
         if not memories:
             return value

@@ -2,8 +2,9 @@
 
 `write_file` turns the values into a JSON manifest and a list of tensors (`Encoder`) and streams both to a temporary
 file, which it then renames. `read_file` checks every byte and rebuilds the values (`Decoder`), with their tensors on
-the CPU. Any safetensors reader can open the file: it has tensors "0", "1", ..., each shared memory once. The metadata
-has the manifest and its checksum. The header is computed from the manifest (`_header`): one that differs is damaged.
+the CPU. Any safetensors reader can open the file: it has tensors "0", "1", ..., and the same view of the same
+memory is written once. The metadata has the manifest and its checksum. The header is computed from the manifest
+(`_header`). A file with any other header is damaged.
 
 In the manifest a value is a node: None, a bool, an int, a str or [kind, *nodes]. `_KINDS` defines how each kind of
 value is taken apart and rebuilt. A value that can't be written exactly is refused.
@@ -113,7 +114,10 @@ def _header(manifest: Mapping[str, Any]) -> bytes:
 
 
 def _places(notes: Sequence[Any]) -> list[tuple[int, torch.dtype, list[int], int, int]]:
-    """Return index, dtype, shape, begin and end of each tensor in the data. Large elements first keeps all aligned."""
+    """Return index, dtype, shape, begin and end of each tensor in the data.
+
+    Tensors with the largest elements come first, which keeps all of them aligned.
+    """
     places, end = [], 0
     for index in sorted(range(len(notes)), key=lambda index: -DTYPES[notes[index][1]].to_real().itemsize):
         dtype, shape = DTYPES[notes[index][1]], notes[index][2]
@@ -163,7 +167,8 @@ def _stream(file: BufferedWriter, manifest: dict[str, Any], tensors: list[Tensor
         checksum, tensor = 0, tensors[index]
         for piece in _pieces(tensor.read() if isinstance(tensor, Later) else tensor):
             data = bytearray(piece.nbytes)
-            # From a GPU, copy_ gets strided conjugate and negative views wrong. It leaves copy-on-write tensors shared.
+            # From a GPU, copy_ gets strided conjugate and negative views wrong, so they are resolved first. Reading a
+            # copy-on-write tensor by copy_ leaves it shared.
             plain = piece.resolve_conj().resolve_neg()
             torch.frombuffer(data, dtype=piece.dtype).view(piece.shape).copy_(plain)
             checksum = zlib.crc32(data, checksum)
@@ -185,7 +190,7 @@ def _pieces(tensor: Tensor) -> Iterator[Tensor]:
 
 
 def _publish(temporary: str, target: str, overwrite: bool) -> None:
-    """Give a finished file its final name. Without `overwrite`, by a link, which never replaces a file."""
+    """Give a finished file its final name. Without `overwrite`, link it: a link never replaces a file."""
     if overwrite:
         os.replace(temporary, target)
         return
@@ -256,7 +261,7 @@ def _memory(file: BufferedReader, nbytes: int, checksum: str) -> Tensor:
 
 
 _DEPTH = 100  # Levels of nesting.
-_MOST_KINDS = 1000  # Of records in one file. Each needs a new type, which is slow to create.
+_MOST_KINDS = 1000  # The most kinds of records in one file. Each kind needs a new type, which is slow to create.
 
 
 class Problem(Exception):
@@ -379,7 +384,7 @@ def _is_counted(kinds: set[Any], record: Sequence[Any]) -> bool:
 
 
 def _record(value: Any) -> list[Any]:
-    """Return the name of a record's type, its attributes that are None and not among its items, and its fields."""
+    """Return the name of a record's type, the names of its fields that are None and left out, and its other fields."""
     kind = type(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         names = tuple(field.name for field in dataclasses.fields(value))

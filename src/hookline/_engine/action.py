@@ -60,7 +60,7 @@ class Action(Protocol):
 
 
 class KeepingAction(Action, Protocol):
-    """The interface of actions at a module's whole output. `hot_path` uses it instead of calling the action."""
+    """The interface of actions at a module's whole output. `hot_path` uses its members and does not call it."""
 
     copies_on_write: bool  # The hot path keeps a copy-on-write clone of a CPU tensor that nobody else holds.
     refers: bool  # The hot path keeps a detached alias of any tensor.
@@ -172,7 +172,7 @@ class Apply:
         return map_tensors(loan.take_back, result, in_objects=True)
 
     def _on_own(self, value: Any, call: Call | None, is_whole: bool) -> Any:
-        """Call the function with the model's own value, as torch's hooks do. The model sees what it writes there."""
+        """Call the function with the model's own value, as torch's hooks do. The model sees the function's writes."""
         result = ask(self.function, self.with_call, value, call)
         if result is None or result is value:
             return value
@@ -196,11 +196,14 @@ class Skip(Observer):
         self.is_traceable = not (check and isinstance(value, Number))  # Dynamo does not know the shape to fill.
 
     def output(self, module: nn.Module | None, first: Any, passed: Arguments = ((), {})) -> Any:
-        """Return the result of the skipped call. With a `module`, raise if it is known to return something else."""
+        """Return the result of the skipped call. Raise if it can't replace the output that `module` is known to return.
+
+        `module` is None if nothing is known about the output: for a method, a function, or a replaced forward.
+        """
         refuse_tracers(first)
         if self.value is NOTHING:
             self.check_input(module, first)
-            return share(first)  # The model may overwrite an output in place, but not its input.
+            return share(first)  # The model may write into this output. That must not change the input.
         if self.check and not self._is_replicated(first):
             return as_returned(self.value, module, first, passed)
         return self.given_output(first)

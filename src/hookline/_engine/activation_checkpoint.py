@@ -41,7 +41,7 @@ class Replay:
             open_blocks.set(NO_BLOCKS)
             with (
                 nullcontext() if attach_for_now is None else attach_for_now(list(dict.fromkeys(taps)))
-            ):  # They may be detached by now.
+            ):  # The taps may be detached by now.
                 return self.recompute(*args, **kwargs)
         finally:
             open_blocks.set(blocks)

@@ -87,7 +87,7 @@ def change_part(
     Return the value that passes on, and whether the subscripts select anything in it.
 
     Args:
-        change: Called with the part, and False if that is a part of a tensor, else True.
+        change: Called with the part and `is_whole`, which is False if the part is a part of a tensor.
         exchange: Puts the result into the containers of the value.
         gathering: Gathers a sharded value from all ranks, and shards the result again afterwards.
     """

@@ -46,7 +46,7 @@ from hookline._torch import REPLICATE, cell_content, is_dynamo_loaded
 
 # The classes of hooked modules, each with the reducer that copyreg had for it before, and the sessions of the hooks.
 _reducers: dict[type, tuple[Any, set[Session]]] = {}
-Common = tuple[dict[str, Any], CodeType | None]  # The attributes of a function, and its code if the class has a copy.
+Common = tuple[dict[str, Any], CodeType | None]  # A shadow's attributes, and its code if the class has its own copy.
 _WRITTEN = (FunctionType, staticmethod, classmethod)
 _changing = threading.RLock()
 
@@ -84,7 +84,7 @@ def attach(taps: Iterable[Tap], acts_in: Blocks | None = None) -> None:
 
 
 def _note(kind: type[nn.Module], noted: dict[type, Common | None], session: Session) -> Common | None:
-    """Note what all shadows of a class have in common; None if its forward is not a function (a staticmethod, say)."""
+    """Note and return what all shadows of a class share; None if its forward isn't a function (a staticmethod, say)."""
     _copy_unhooked(kind, session)
     is_function = type(kind.__dict__.get("forward") or written_in(kind, "forward")) is FunctionType
     noted[kind] = _common(kind) if is_function else None
@@ -140,7 +140,7 @@ def _put_on(tap: Tap) -> None:
 
 
 def _leave_hot_path(plain: HotTap, tap: Tap) -> None:
-    """Put a plain tap and another one on one `Shadow`. It is built before anything is changed, in case of Ctrl-C."""
+    """Put a `HotTap` and a second tap on one `Shadow`. Build the shadow before anything changes, in case of Ctrl-C."""
     shadow = Shadow(plain.module, "forward", None)
     shadow.change((plain, tap))
     left: Any = plain.shadow
@@ -149,11 +149,11 @@ def _leave_hot_path(plain: HotTap, tap: Tap) -> None:
     if SCRIPT not in plain.module.__dict__:
         plain.module.__dict__[SCRIPT] = refuse_scripting
     plain.acts_in = None
-    left.__func__.__closure__[0].cell_contents = gone(shadow)  # Torch or others may have read it already.
+    left.__func__.__closure__[0].cell_contents = gone(shadow)  # Torch or other code may still call the old shadow.
 
 
 def _take_hot_path(plain: HotTap, shadow: Shadow) -> None:
-    """Move a plain tap that is alone on its module again back to the hot path."""
+    """Move a `HotTap` back to the hot path, once it is alone on its module again."""
     function = hot_path(plain)
     function.__dict__, code = _common(type(plain.module))
     function.__code__ = code or function.__code__
@@ -168,7 +168,7 @@ def _take_hot_path(plain: HotTap, shadow: Shadow) -> None:
 def _add_helpers(tap: Tap) -> None:
     """Attach the helper taps that a tap on a function needs: see functions.py."""
     tap.helpers = pauses_below(tap)
-    if tap.site.within is None:  # Only forwards are numbered.
+    if tap.site.within is None:  # `within` counts forwards, not calls of other methods.
         tap.helpers += entries_of(tap, _written_methods(tap.module))
     attach(tap.helpers)
 
@@ -236,7 +236,7 @@ def copy_as_before(session: Session) -> None:
     """Restore copyreg for the classes that a session hooked, except those on which other sessions have hooks."""
     with _changing:
         lifecycle = session.lifecycle()
-        if lifecycle is not None and lifecycle.forward.owner is not None:  # Its hooks are still on the model, or again.
+        if lifecycle is not None and lifecycle.forward.owner is not None:  # Its hooks are still, or again, attached.
             return
         table = copyreg.dispatch_table
         for kind in tuple(_reducers):

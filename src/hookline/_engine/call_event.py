@@ -20,7 +20,7 @@ from hookline._values.nested import Arguments, leaves
 from hookline.errors import HooklineError
 
 Count = tuple[int, bool]  # The number of a call, and whether the tap acts on it.
-Choices = tuple[tuple[Tap, ...], dict[Any, tuple[Tap, ...]]]  # Taps, and those for each function met so far.
+Choices = tuple[tuple[Tap, ...], dict[Any, tuple[Tap, ...]]]  # Taps, and for each function that ran: those at it.
 
 
 class Called(Protocol):
@@ -57,7 +57,7 @@ class Event:
         self.marks: dict[Any, Any] | None = None  # In a checkpointed segment: statistics of edited values.
         self.is_replayed = False
         self.task: int | None = None  # The number of the backward that replays it.
-        # The tensors whose gradients it follows, by whether they are outputs: see gradients.py.
+        # The tensors whose gradients it follows: outputs under True, arguments under False. See gradients.py.
         self.followed: dict[bool, list[Tensor]] = {}
         self.written: list[Tensor] = []  # For a function: the arguments that it wrote into.
         self.depth = 0  # How many checkpointed segments it is in.
@@ -75,8 +75,8 @@ class Event:
     def exchange(self, port: str) -> Exchange:
         """Return the `Exchange` that writes into the containers of a value at this port.
 
-        Containers among the arguments are restored when the call is over. Nothing restores those in an output, so only
-        containers that nobody else holds are written to there.
+        Containers among the arguments are restored when the call is over. Containers in an output are not restored, so
+        only those that nobody else holds are written to.
         """
         if port in ("output", "grad_output"):
             return Exchange(self.own)
@@ -145,7 +145,7 @@ def _again(called: Any, taps: Iterable[Tap]) -> Event:
     if replay is None:
         if is_in_checkpoint():
             return Event([])  # A segment in which no tap changed anything.
-        # On CUDA backward runs on a thread of autograd's, where no block is open. So a block on any thread counts.
+        # On CUDA, backward runs on one of autograd's threads, where no block is open. A block on any thread counts.
         open_taps = [tap for tap in taps if (tap.active or tap.blocks) and tap.changes and not tap.site.is_gradient]
         for tap in taps:
             tap.session.recomputed = tap.session.recomputed or not tap.changes

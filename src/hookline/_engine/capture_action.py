@@ -75,7 +75,7 @@ class Save(OutputObserver):
         self.budget = budget
         self.gathering = gathering
         self.is_plain = transform is None and budget is None  # Whether the record holds every value as it passed.
-        # With detach=False the graph's own tensor is kept, not a copy: autograd.grad(loss, copy) would not find a copy.
+        # With detach=False the graph's own tensor is kept. A loss does not depend on a copy: autograd.grad would fail.
         self.keeps_own = not detach and clone is not True
         self.is_quick = detach and clone is not True and (device, dtype, transform) == (None, None, None)
         self.offloads = device is not None and options.offloads
@@ -112,7 +112,7 @@ class Save(OutputObserver):
             return self.keep_part(value, False, call) if sent is None else sent
         # `may_move` is asked before `detach` makes a second tensor with this memory.
         moves = is_new or (self.clone is None and may_move(value))
-        source = value.detach()  # Always: an autograd.Function may attach its output to the graph later.
+        source = value.detach()  # Even without a graph: an autograd.Function attaches its output later.
         try:
             version = version_of(source)
         except RuntimeError:  # Torch counts no writes in inference mode.

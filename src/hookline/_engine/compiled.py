@@ -7,7 +7,8 @@ Two files ask `is_dynamo_compiling()` and then call the functions here: shadowed
 and parameters.py, in the property that reads a parameter. These places also deal with dynamo:
 
 - `FunctionMode` in functions.py and `call_user` in _open_blocks.py step aside while dynamo traces.
-- `share_tensor` in copy_or_share.py clones if dynamo traces a function of hookline by itself, after a graph failed.
+- `share_tensor` in copy_or_share.py clones while dynamo traces it. That happens after a graph failed, when dynamo
+  compiles functions of hookline one by one.
 - `read_name` and `may_give_tensors` in functions.py have no cache: dynamo would warn about it.
 - `Record.copy_out_of_graph` copies values out of the memory of a CUDA graph.
 - `Lifecycle` refuses a block on a second thread, and calls `copy_out_of_graph`.
@@ -196,7 +197,7 @@ def _changed(action: Action, value: Any, is_whole: bool) -> Any:
     if isinstance(action, Apply):
         return _apply(action, value, is_whole)
     if isinstance(action, Set) and action.check and action.number is not None and _takes_any_number(value):
-        # Given a Python number, dynamo would make a graph for each value of it.
+        # For a Python number, dynamo would make a new graph whenever the number changes.
         return torch.empty_like(value, requires_grad=False).copy_(action.number)
     return action(value, None, is_whole)
 
@@ -274,7 +275,7 @@ def operate_traced(
             tap.fired = True
             skips.append(tap.action)
     result = _skipped(skips[-1], None, args[0]) if skips and not follows else function(*args, **kwargs)
-    if follows:  # Dynamo can't make a subclass of the result itself, but of a view of it.
+    if follows:  # Dynamo can't turn the result into a subclass, but it can turn a view of it.
         return as_operands(result, lambda one: make_operand(one.view_as(one), origins, found[0].on_operation))
     if not isinstance(result, Tensor):
         return result
@@ -290,7 +291,7 @@ _kept: deque[type[nn.Module]] = deque(maxlen=256)
 def code_for(kind: type, code: CodeType, copies: set[CodeType]) -> CodeType | None:
     """Return the copy of a shadow's code for one class, and add it to `copies`; None if dynamo is not in use.
 
-    Dynamo counts graphs, and learns which sizes change, per code object, which different classes must not share.
+    Per code object, dynamo counts graphs and learns which sizes change. Classes must not share a code object.
     """
     if not is_dynamo_loaded():
         return None

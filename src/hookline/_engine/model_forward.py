@@ -1,6 +1,6 @@
 """The forwards of a whole model: `run_model_forward` runs one, counts it, and ends it early once stops are reached.
 
-It also notices modules that were replaced, wrapped or added since the hooks were made.
+This file also notices modules that were replaced, wrapped or added since the hooks were made.
 """
 
 from __future__ import annotations
@@ -56,16 +56,16 @@ class Forward(Observer):
     def __init__(self) -> None:
         self.owner: Any = None  # The `Lifecycle`, while its hooks are attached: the model keeps it alive.
         self.taps: list[Tap] = []
-        self.stops: list[Tap] = []  # All of these have to fire before the forward may end.
+        self.stops: list[Tap] = []  # All of these have to fire before the forward may be ended early.
         self.has_gradients = False
         self.changes_gradients = False
         self.active: dict[Tap, None] = {}  # The taps that act everywhere.
-        # The dicts and names by which their modules and shadows are held, and the objects that were found there last.
+        # For the active taps: the dicts and keys that hold their modules and shadows, and the objects last found there.
         self.links, self.held = UNKNOWN
         self.linked: list[Tap | None] = []  # For each link: the tap of a shadow, None for a module.
         # The wrapper that replaced a shadow, once it is known whether the wrapper calls the shadow.
         self.known_wrappers: dict[Tap, Any] = {}
-        # For patterns: the children of each module, and in `sizes` how many there were.
+        # If there are patterns: the children of each module, and in `sizes` their last known number.
         self.parents: list[Children] = []
         self.sizes: list[int] = []
 
@@ -141,7 +141,7 @@ def departed(taps: Iterable[Tap], model: nn.Module) -> list[Tap]:
 
 
 def acting_here(around: Iterable[ModelTap], opened: Blocks) -> list[ModelTap]:
-    """Return the taps that follow a forward that runs here. For the others, note that one ran outside their blocks."""
+    """Return the taps that follow a forward that runs here. Note for the others that it ran outside their blocks."""
     found = []
     for tap in around:
         if tap.acts(opened):
@@ -249,7 +249,7 @@ def _note_backward(output: Any, following: list[ModelTap]) -> None:
 
     def arrived(_: Any) -> None:
         for session, forward in sessions:
-            session.backward = session.backward or forward > session.began  # Else it ran in an earlier block.
+            session.backward = session.backward or forward > session.began  # Else the forward ran in an earlier block.
 
     for tensor in leaves(output):
         if tensor.grad_fn is not None:
@@ -270,7 +270,7 @@ def _refuse_transforms(forward: Forward) -> None:
 
 
 def _look_through(forward: Forward, model: nn.Module) -> list[Covered]:
-    """Warn about hooks that act everywhere and whose module has left its place. Return those that may be bypassed."""
+    """Warn about active hooks whose module has left its place. Return the taps whose shadow may be bypassed."""
     lost, covered = forward.link(model)
     names = Names(model)
     places = {id(module): name for name, module in names.once()} if lost else {}
@@ -278,7 +278,7 @@ def _look_through(forward: Forward, model: nn.Module) -> list[Covered]:
     for tap in lost:
         tap.siblings = None
         now = names.find(tap.path)
-        if now is not None or tap.exact or tap.missing == RAISE:  # A pattern stands for the modules that exist.
+        if now is not None or tap.exact or tap.missing == RAISE:  # No warning if a pattern lost a module.
             found.append(why.LostModule(tap.site, now, places.get(id(tap.module), "")))
         if tap.record is not None:
             tap.record.clear()
@@ -316,7 +316,7 @@ def _warn_of_covered(covered: list[Covered]) -> None:
 
 
 def _warn_of_generator(tap: Tap) -> None:
-    """Warn if a generator was suspended inside a block: the block acts on everything that runs in between."""
+    """Warn if a generator was suspended inside a block: until it continues, the block acts on everything."""
     generator = tap.session.generator
     if generator is None or generator.runner != current_runner():
         return  # The generator may wait for this thread or task, which runs the model for it.

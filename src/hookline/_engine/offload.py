@@ -36,8 +36,8 @@ class Pinned:
         self.unread: weakref.WeakValueDictionary[int, Copy] = weakref.WeakValueDictionary()  # Oldest first.
         self.numbers = itertools.count()
         self.bytes = 0
-        self.wanted = 0  # The number of bytes that the thread frees memory down to.
-        self.is_moving = False  # Whether the thread runs.
+        self.wanted = 0  # The thread moves copies until at most this many bytes are held.
+        self.is_moving = False  # Whether the thread that moves copies to ordinary memory runs.
         self.held: dict[int, tuple[Buffer, int]] = {}  # Buffers and their sizes, by the id of the reference.
         self.freed: deque[Buffer] = deque()  # Buffers may be freed at any moment: `count` handles them later.
         self.buffers: Counter[int] = Counter()  # Buffers in use, by size.
@@ -48,7 +48,7 @@ class Pinned:
 
     @property
     def limit(self) -> int:
-        """The most bytes that copies hold. A quarter of them may be on their way from a device at one time."""
+        """The most bytes that copies may hold. A quarter of them may be on their way from a device at one time."""
         return self._limit
 
     @limit.setter
@@ -63,7 +63,7 @@ class Pinned:
 
     def take(self, like: Tensor) -> Tensor | None:
         """Return pinned memory for a copy of a tensor, or None if there is no more."""
-        size = 1 << (like.nbytes - 1).bit_length()  # Rounded up as torch does it.
+        size = 1 << (like.nbytes - 1).bit_length()  # Rounded up, as torch does.
         if size > self.limit:
             return None
         with self.changed:
@@ -76,7 +76,7 @@ class Pinned:
                 self._relieve(size)
             try:
                 buffer = torch.empty_like(like, device="cpu", pin_memory=True)
-            except RuntimeError:  # The system gives no more.
+            except RuntimeError:  # The system has no more pinned memory.
                 return None
             self.hold(buffer, size)
             return buffer
@@ -127,7 +127,7 @@ class Pinned:
             oldest.move()
 
     def queue(self, size: int) -> None:
-        """Wait until `size` more bytes may be on their way: until they arrive, they take memory on the device."""
+        """Wait until a copy of `size` bytes may start. Until it arrives, it takes memory on the device."""
         with self.changed:
             while self.leaving and (self.leaving_bytes + size > self.limit // 4 or self.leaving[0][0].query()):
                 event, arrived = self.leaving.popleft()
@@ -142,7 +142,8 @@ class Pinned:
 
     def _note_most(self, size: int) -> None:
         self.most[size] = self.buffers[size]
-        if sum(size * number for size, number in self.most.items()) > 2 * self.limit:  # Sizes have changed.
+        # If the sizes in use have changed, free the buffers of earlier sizes, which torch keeps.
+        if sum(size * number for size, number in self.most.items()) > 2 * self.limit:
             empty_pinned_cache()
             self.most = +self.buffers
 
@@ -279,7 +280,7 @@ class Group:
         with self.lock:
             copy.group = self
             self.members.append(weakref.ref(copy))
-            self.bytes += copy.tensor.nbytes + 4096  # 4096 more, to limit their number.
+            self.bytes += copy.tensor.nbytes + 4096  # The extra 4096 limit how many values wait.
         if self.bytes > ENOUGH:
             self.leave()
 
@@ -334,7 +335,7 @@ def send(tensor: Tensor, dtype: torch.dtype | None = None) -> Copy | None:
     if not _is_plain(tensor):
         return None
     index = tensor.get_device()
-    if torch.is_inference_mode_enabled():  # Autograd could not use a copy that is made in it.
+    if torch.is_inference_mode_enabled():  # Autograd can't use a copy that is made in inference mode.
         with torch.inference_mode(False):
             return send(tensor, dtype)
     if torch.cuda.current_device() != index:
@@ -413,7 +414,8 @@ def _own(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
     # Host and device round floats alike. They may convert floats to integers differently: that is left to the host.
     if dtype is not None and dtype.is_floating_point and cast.is_floating_point and dtype.itemsize <= cast.itemsize:
         cast = dtype
-    # Small ones are joined into one. A copy-on-write clone would suffice, but holds device memory until it is read.
+    # Small copies are joined later, so they are made contiguous. A copy-on-write clone would do instead of a copy,
+    # but holds device memory until it is read.
     like = torch.contiguous_format if tensor.numel() * cast.itemsize <= SMALL else torch.preserve_format
     return tensor.to(cast, copy=True, memory_format=like)
 
@@ -431,7 +433,7 @@ def _leave_alone(copy: Copy, index: int) -> bool:
     aside.wait_stream(torch.cuda.current_stream(index))
     with torch.cuda.stream(aside):
         buffer.copy_(own, non_blocking=True)
-    own.record_stream(aside)  # `own` can't be a lazy clone: torch ignores its memory here, and reuses it too soon.
+    own.record_stream(aside)  # Not a lazy clone: torch would ignore its memory here, and reuse it too soon.
     event = torch.cuda.Event()
     event.record(aside)
     copy.tensor, copy.event = buffer, event

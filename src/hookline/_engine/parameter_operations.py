@@ -54,7 +54,7 @@ class Operand(Tensor):
 
 
 def operand_of(tensor: Tensor, origins: tuple[Any, ...], on_operation: OnOperation) -> Tensor:
-    """Return the operand of a tensor, the same for as long as it lives: models check whether two weights are one.
+    """Return the operand of a tensor. As long as it is alive, it is always the same: models compare weights by `is`.
 
     A tensor without plain memory, such as a DTensor, is returned as it is.
     """

@@ -1,8 +1,8 @@
 """Taps on parameters and buffers: on the tensor that is read from a module, and on the operations that take it.
 
-While a module has such taps, its class is a subclass with a property for each hooked name, which reads the current
-tensor. A tap with the port `param` acts on that tensor. For a tap at an operation the property returns an `Operand`: an
-alias that notices when an operation takes it.
+While a module has such taps, its class is replaced by a subclass. The subclass has a property for each hooked name,
+which reads the current tensor. A tap with the port `param` acts on that tensor. For a tap at an operation, the property
+returns an `Operand`: an alias that notices when an operation takes it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ KEY = "_hookline_reads"
 _REGISTERING = (nn.Module.register_buffer.__code__, nn.Module.register_parameter.__code__)
 _FUSING = frozenset(id(kind.forward.__code__) for kind in FUSED_MODULES)
 _made: WeakValueDictionary[tuple[type[nn.Module], tuple[str, ...]], type[nn.Module]] = WeakValueDictionary()
-_KIND = "_hookline_kind"  # An attribute of this subclass: the class that the module had before.
+_KIND = "_hookline_kind"  # An attribute of hookline's subclasses: the class that the module had before.
 
 
 class _Silent(nn.Module):
@@ -66,7 +66,7 @@ class Reads:
 
     def read(self, name: str, value: Tensor) -> Tensor:
         """Return the value that is read in place of a parameter."""
-        # Each is read once: another thread may detach the last tap.
+        # Each attribute is read once: another thread may detach the last tap.
         module, taps, operations = self.module, self.taps.get(name, ()), self.operations.get(name, ())
         if module is None or not (taps or operations):
             return value
@@ -82,7 +82,9 @@ class Reads:
         return value
 
     def _is_fused(self, operations: tuple[Tap, ...]) -> bool:
-        """Return True if torch's attention reads the parameter and has to stay on its fast path, as taps only observe.
+        """Return True if torch's attention may read the parameter on its fast path, and the taps only observe.
+
+        An `Operand` would turn the fast path off.
 
         `read` calls this directly, and the property calls `read`: frame 3 is the code that reads the property.
         """
@@ -248,7 +250,7 @@ def _reader(name: str) -> property:
 
 
 def _reducer(kind: type[nn.Module]) -> Callable[..., Any]:
-    """Make the `__reduce_ex__` by which a module is copied and pickled as one of its own class, without taps."""
+    """Make a `__reduce_ex__` that copies and pickles a module without taps, as an instance of its original class."""
 
     def reduce(self: nn.Module, protocol: Any) -> Any:
         reduced: Any = kind.__reduce_ex__(self, protocol)
@@ -265,7 +267,7 @@ def _reducer(kind: type[nn.Module]) -> Callable[..., Any]:
 
 
 def _copier(kind: Any) -> Callable[..., Any]:
-    """Make the `__deepcopy__` by which a module is copied without taps, if its class defines one."""
+    """Make a `__deepcopy__` that copies a module without taps, for a class that defines one."""
 
     def deepcopy(self: nn.Module, memo: dict[int, Any]) -> Any:
         copied = kind.__deepcopy__(self, memo)
@@ -306,7 +308,7 @@ def _tapped(
     wanted = sorted((tap for tap in chosen if tap.wants(name)), key=lambda tap: tap.order)
     if not wanted:
         return function(*args, **kwargs)
-    # Keyed by a tap that acts again on a recomputation: only taps that change something do.
+    # The event's key is from a tap that acts again in a recomputation. Only taps that change something do.
     first = next((tap for tap in wanted if tap.changes), wanted[0])
     event = event_of((first.holders[0], name), wanted, opened, lambda tap: tap.next_operation(name))
     if not event.taps:

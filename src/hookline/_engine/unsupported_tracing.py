@@ -16,7 +16,7 @@ from hookline.errors import HooklineError
 
 
 def refuse_opening() -> None:
-    """Raise if a forward that is being traced or exported opens a block itself, so that nobody can leave it first."""
+    """Raise if a forward opens a block while it is traced or exported. The user can't leave that block first."""
     if is_traced_by_fx() or is_traced():
         raise HooklineError(
             "a block is opened inside a forward that is being traced or exported, and the result would keep the hooks; "
@@ -39,13 +39,13 @@ def refuse_scripting() -> NoReturn:
 
 
 def refuse_fx(site: Site) -> None:
-    """Raise while torch.fx traces the model, at a place where no `Proxy` among the values shows that it does."""
+    """Raise while torch.fx traces the model. For places where no value is a `Proxy` that shows it."""
     if is_traced_by_fx():
         raise HooklineError(f"'{site}': the model is being traced by torch.fx; leave the block first")
 
 
 def refuse_tracers(value: Any) -> None:
-    """Raise if a value is only a stand-in, such as a `Proxy`, of something that traces the model."""
+    """Raise if a value is or holds a tracer's stand-in for a tensor, such as a `Proxy`."""
     if type(value) is Tensor:
         return
     for part in leaves(value) if not isinstance(value, torch.fx.Proxy) else [value]:

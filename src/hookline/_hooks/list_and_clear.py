@@ -111,7 +111,7 @@ def _foreign(name: str, module: nn.Module) -> list[Attachment]:
 
 
 def _is_own(forward: Any, module: nn.Module) -> bool:
-    """Return True if this is the class's own forward, which unpickling a hooked module leaves on the copy."""
+    """Return True if `forward` is the class's own, bound to the module. Unpickling a hooked module leaves it there."""
     return getattr(forward, "__self__", None) is module and getattr(forward, "__name__", "") == "forward"
 
 

@@ -205,7 +205,7 @@ def model_of(name: str, call: Any, model: Any) -> nn.Module:
 
 
 def _refuse_options(call: Callable[..., Any], kwargs: Mapping[str, Any], model: nn.Module | None, verb: str) -> None:
-    """Refuse keywords for hookline that would go to the model: options of `capture`, and misspelt keywords."""
+    """Raise for keywords meant for hookline that would go to the model: options of `capture`, and misspelt keywords."""
     function = call.forward if isinstance(call, nn.Module) else call
     try:
         taken = inspect.signature(function).parameters

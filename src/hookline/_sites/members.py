@@ -27,7 +27,7 @@ class ParameterPlace(NamedTuple):
 
 
 def methods(path: str, module: nn.Module, name: str) -> list[str]:
-    """Return the methods of a module that a name or pattern matches; raise for a name that is no method."""
+    """Return the methods of a module that a name or pattern matches; raise for a name that is not a method."""
     if not is_pattern(name):
         problem = _why_no_method(path, module, name)
         if problem:
@@ -37,7 +37,7 @@ def methods(path: str, module: nn.Module, name: str) -> list[str]:
 
 
 def method_names(module: nn.Module) -> list[str]:
-    """Return the methods that a module's classes define, except torch's own, and the callables among its attributes."""
+    """Return the methods of a module's classes and the callables among its attributes, without torch's own."""
     written: dict[str, Any] = {}
     for base in type(module).__mro__:
         if base is not object and not base.__module__.startswith("torch."):

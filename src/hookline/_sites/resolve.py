@@ -139,7 +139,7 @@ def _find_text(model: nn.Module, names: Names, text: str) -> list[Found]:
 
 
 def _parse(names: Names, text: str) -> Pattern:
-    """Parse a text. If its port is the name of a parameter of that module, the error says so."""
+    """Parse a text. If it has the name of a parameter after the ':', where a port belongs, the error says so."""
     try:
         return parse(text)
     except SiteError:
@@ -152,7 +152,7 @@ def _parse(names: Names, text: str) -> Pattern:
 
 
 def _find_pair(model: nn.Module, names: Names, where: Any, rest: str) -> list[Found]:
-    """Return the places of a pair such as `(nn.LayerNorm, ":input[0]")`: a `where` and a member, port, subscripts."""
+    """Return the places of a pair such as `(nn.LayerNorm, ":input[0]")`: a `where` and a member, port or subscripts."""
     pattern = parse(rest)
     if pattern.path != "":
         raise SiteError(f"({where!r}, {rest!r}): the second part is a port and subscripts, as in ':input[0]'")
@@ -330,13 +330,13 @@ def _find_all(model: nn.Module, names: Names, where: Any, pattern: Pattern = _PL
     if not seen and pattern.member and not chosen:
         return _find_parameters(model, names, pattern)
     around = wrapping(model) if not seen and pattern is where else ""
-    if around and pattern.text.startswith(around):  # The name in named_modules() of the wrapper.
+    if around and pattern.text.startswith(around):  # A name as in the wrapper's named_modules().
         return _find_text(model, names, pattern.text.removeprefix(around))
     if not seen:
         why = _or_elsewhere(_why(where, model, chosen, everything))
         raise SiteError(f"{_label(where)} matches nothing in {type(unwrap(model)).__name__}{why}")
     _, port, index, call, member, within = pattern.at("")
-    make = tuple.__new__  # Half the time of Site(...) and Found(...), of which every hooked module needs one each.
+    make = tuple.__new__  # Twice as fast as Site(...) and Found(...): every hooked module needs both.
     return [
         make(Found, (make(Site, (name, port, index, call, member, within)), module, False, siblings, ()))
         for name, module, siblings in seen
@@ -369,7 +369,10 @@ def _choose(everything: list[Named], where: Any) -> list[Named]:
 
 
 def _warn_of_absent(pattern: Pattern, paths: Iterable[str]) -> None:
-    """Warn of a number in braces that matches nothing, as in `h.{0,9}`; other names may be meant for other models."""
+    """Warn about a number in braces that matches nothing, as in `h.{0,9}`.
+
+    Choices that differ in more than their numbers don't warn: some may be meant for other models.
+    """
     names = {name for path in paths for name in path.split(".")}
     for choices in pattern.segments:
         plain = [pieces[0] for pieces in choices or () if len(pieces) == 1]

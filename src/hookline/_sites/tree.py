@@ -145,7 +145,7 @@ class Names:
         return None if place is None else place[1]
 
     def locate(self, path: str) -> Named | None:
-        """Return a module by its name: the name without what wrappers add to it, the module, and its siblings."""
+        """Return the module of that name, as: its name without what wrappers add, the module, its siblings; or None."""
         model = self._model()
         if model is None:
             return None
@@ -244,7 +244,7 @@ def is_scripted(module: nn.Module) -> bool:
 
 
 def may_be_blind(kind: type[nn.Module]) -> bool:
-    """Return True if modules of this class may be containers or scripted: a model has fewer classes than modules."""
+    """Return True if modules of this class may be containers or scripted. Asking per class saves a check per module."""
     return issubclass(kind, torch.jit.ScriptModule) or kind.forward is nn.Module.forward
 
 

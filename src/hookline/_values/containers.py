@@ -49,7 +49,7 @@ class Exchange:
         return container
 
     def merge(self, new: Any, old: Any, _inside: tuple[int, ...] = ()) -> Any:
-        """Return `new`, inside the containers of `old` wherever both have the same type and keys."""
+        """Return `new`, but use the containers of `old` wherever both have the same type and keys."""
         if new is old or isinstance(new, Tensor) or type(new) is not type(old):
             return new
         if id(old) in _inside or len(_inside) > DEEPEST:

@@ -204,7 +204,7 @@ def as_returned(value: Any, module: nn.Module | None, first: Any, passed: Argume
 
 
 def _kind_returned(value: Any, sources: list[Tensor]) -> tuple[torch.dtype, torch.device]:
-    """Return the dtype and device of a layer's output: those of `value` where its input or a weight has them too.
+    """Return the dtype and device of a layer's output: those of `value`, if the layer's input or a weight has them too.
 
     A norm may return the dtype of its input or of its weights. Code that moves layers between devices may leave the
     output on either device. Autocast, and layers that take integers, choose the dtype themselves.
@@ -238,7 +238,7 @@ def _shape_returned(module: nn.Module | None, first: Tensor, passed: Arguments) 
     kind = type(module)
     if module is None or not kind.__module__.startswith("torch.nn.modules.") or module._modules:
         return None
-    # The layers that are skipped most often need no run: one on meta tensors takes longer than the layer itself.
+    # The layers that are skipped most often need no run: a run on meta tensors takes longer than the layer itself.
     if kind is nn.Linear:
         return (*shape[:-1], module.out_features)  # type: ignore[arg-type]
     if kind is nn.Embedding:

@@ -30,7 +30,7 @@ class _Star:
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]  # The arguments of a call: by position, and by name.
 STAR = _Star()  # In a parsed subscript: every index of that dimension.
 DEEPEST = 40  # How many levels of nesting hookline looks into.
-WRITTEN_BITS = 14_000  # Of the largest integer to write: Python refuses more than 4,300 decimal digits.
+WRITTEN_BITS = 14_000  # The most bits of an integer to write in decimal: Python refuses over 4,300 digits.
 ATOMS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size, type)
 CLOSED = (nn.Module, types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.ModuleType, torch.Generator)
 ITERATORS = (Iterator, AsyncIterator, Coroutine)
@@ -57,7 +57,9 @@ def rebuild(value: Any, parts: Mapping[Any, Any]) -> Any:
     """Return a container like `value` that holds `parts`."""
     if isinstance(value, tuple):
         items = list(parts.values())
-        if hasattr(value, "_make"):  # A named tuple. A PackedSequence's constructor refuses gradients without integers.
+        # For named tuples, `_make` bypasses the constructor. That of PackedSequence refuses None as its batch sizes.
+        # In a gradient they are None, since they are integers.
+        if hasattr(value, "_make"):
             return value._make(items)
         try:
             return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
@@ -256,7 +258,7 @@ def leaf_places(value: Any, _inside: tuple[int, ...] = ()) -> list[tuple[Any, ..
 
 
 def _parts(value: Any, inside: tuple[int, ...]) -> dict[Any, Any]:
-    """Return the parts of a value that may hold tensors; none in a cycle, or of an iterator, which it would use up."""
+    """Return the parts of a value that may hold tensors. Don't follow a cycle, or an iterator: that would use it up."""
     if id(value) in inside or (type(value) not in USUAL and isinstance(value, ITERATORS)):
         return {}
     return parts_of(value) or {}
