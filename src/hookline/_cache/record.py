@@ -1,4 +1,4 @@
-"""The values that one capture has kept of one site, call by call, and whether they can still be read."""
+"""The values that one capture has kept at one site, call by call, and checks that they can still be read."""
 
 from __future__ import annotations
 
@@ -110,7 +110,10 @@ def _overwritten(site: Site, version: int, source: Tensor, is_copy: bool) -> str
 
 
 def _has_parted(own: Tensor, spare: Tensor) -> bool:
-    """Return True if a tensor was written through `.data`, which raises no version. Reading may end the sharing too."""
+    """Return True if a tensor was written through `.data`, which does not raise its version.
+
+    After a write it no longer shares memory with its spare. Reading may end the sharing too, so values are compared.
+    """
     if not own.is_cpu or address(own) == address(spare):
         return False
     return not torch.equal(own, spare)
@@ -182,7 +185,7 @@ class Record:
             order = next(ticks)
             if not self.order:  # Otherwise another thread was faster.
                 self.order, self.stamp = order, stamp
-        elif self.seen == forward and forward and self.site.port != "param":  # Two reads are no repetition.
+        elif self.seen == forward and forward and self.site.port != "param":  # Parameters are often read twice.
             self.repeated = True
         self.seen = forward
         self.count += 1

@@ -27,7 +27,7 @@ from hookline.errors import HooklineError, warn
 class Placement(Protocol):
     """What a tap is attached to: a `Shadow` of a method, or the `Reads` of a module's parameters."""
 
-    method: Any  # The callable on the module in place of its own method.
+    method: Any  # The callable that shadows the module's method.
 
 
 class Sequences:
@@ -74,13 +74,13 @@ def _tokens() -> int:
 
 NO_BLOCKS: Blocks = frozenset()
 RAISE, WARN, IGNORE = "raise", "warn", "ignore"
-TOGETHER = "together"  # Raise if nothing passes at any site of a pattern, else warn about sites where nothing does.
+TOGETHER = "together"  # Raise if nothing passes at any site of a pattern; else warn about the sites without a value.
 
 
 class Tap:
     """One action at one site. It acts everywhere while `active`, and in the blocks that hold it.
 
-    What is the same for every new tap is set on the class, since a tap is made for each hooked module.
+    Defaults are class attributes, so that making a tap is fast: each hooked module needs one.
     """
 
     __slots__ = (
@@ -116,7 +116,7 @@ class Tap:
     count = 0  # Calls of the module since the hooks were attached or entered.
     sequences: Sequences | None = None  # What is known about sequences, if its function gets the call.
     group: object = None  # Shared by the taps of one pattern that changes something.
-    reached = False  # For an edit of a gradient: whether one came since the hooks were attached or entered.
+    reached = False  # For an edit of a gradient: whether a gradient came since the hooks were attached or entered.
     skipped_in = -1  # For a skip: the forward of the model in which it last acted.
     has_warned = False  # Whether it warned about a gradient that can't come, or a part that is not there.
     problem = ""  # Why it could not act on a value, the last time that this happened.
@@ -127,8 +127,8 @@ class Tap:
     attach_for_now: Callable[[list[Tap]], AbstractContextManager[None]] | None = None
     counts: dict[str, int] | None = None  # How often each operation on its parameter ran, in this forward.
     counted = -1  # The forward that `counts` belongs to.
-    ran: dict[str, None] | None = None  # The functions that ran before one of its own did.
-    often = 0  # How often its function ran, at most, in one call of the module or forward of the model.
+    ran: dict[str, None] | None = None  # The functions that ran before it first acted.
+    often = 0  # The most times that its function ran in one call of the module or one forward of the model.
 
     def __init__(self, site: Site, module: nn.Module, action: Action, session: Session, exact: bool, name: str) -> None:
         self.site = site
