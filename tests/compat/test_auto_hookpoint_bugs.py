@@ -21,9 +21,9 @@ from hookline.compat.auto_hookpoint import (
 )
 from tests.points.conftest import kind_of_points  # noqa: F401  # Each test runs with both kinds of points.
 from tests.support.compat_models import Mixed
-from tests.support.forked_python import run_forked
 from tests.support.models import Returns
 from tests.support.points_models import add_one
+from tests.support.quick_python import run_forked
 
 
 @pytest.fixture

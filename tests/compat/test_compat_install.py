@@ -10,7 +10,7 @@ import pytest
 
 import hookline as hl
 from hookline.compat import NAMES, install
-from tests.support.forked_python import run_forked
+from tests.support.quick_python import run_forked
 
 INSTALLED = {name: importlib.util.find_spec(name) is not None for name in NAMES}  # The original libraries.
 

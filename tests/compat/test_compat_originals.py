@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.forked_python import run_forked
+from tests.support.quick_python import run_forked
 
 TORCHHOOK = """
 import torch

@@ -22,7 +22,7 @@ from hookline.compat.tacklebox.hook_management import (
     HookManager,
 )
 from tests.support.compat_models import Log, my_backward_hook, my_forward_hook, my_forward_pre_hook, registered
-from tests.support.forked_python import run_forked
+from tests.support.quick_python import run_forked
 
 # Most managers here are dropped before a forward runs. Another test checks the warning about it.
 pytestmark = pytest.mark.filterwarnings("ignore:a HookManager is dropped:hookline.HooklineWarning")

@@ -24,8 +24,8 @@ from hookline.compat.torchhook import (
     HookManager,
 )
 from tests.support.compat_models import ResNet, image
-from tests.support.forked_python import run_forked
 from tests.support.models import GPT, Returns, mlp, tokens
+from tests.support.quick_python import run_forked
 
 # Many managers here are dropped before a forward runs. Another test checks the warning about it.
 pytestmark = pytest.mark.filterwarnings("ignore:a HookManager is dropped:hookline.HooklineWarning")

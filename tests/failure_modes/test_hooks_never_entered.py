@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 import hookline as hl
-from tests.support.forked_python import run_forked
 from tests.support.models import mlp
+from tests.support.quick_python import run_forked
 from tests.support.running import said
 
 SHORT_FORMS: dict[str, Callable[[nn.Module], Any]] = {

@@ -11,8 +11,8 @@ from torch import nn
 
 import hookline as hl
 from hookline.points import hook_points
-from tests.support.forked_python import run_forked
 from tests.support.points_models import AutoEncoder, add_one
+from tests.support.quick_python import run_forked
 
 transformer_lens = pytest.importorskip("transformer_lens")
 

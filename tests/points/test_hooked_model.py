@@ -12,9 +12,9 @@ from torch import nn
 from torch.nn import functional as F
 
 import hookline as hl
-from tests.support.forked_python import run_forked
 from tests.support.models import mlp
 from tests.support.points_models import AutoEncoder, Base, Decorated, add_one, double
+from tests.support.quick_python import run_forked
 
 
 class Derived(Decorated):
