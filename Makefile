@@ -20,6 +20,9 @@ BENCHMARKS := $(patsubst %,benchmarks/%.py,overhead setup compile gradients memo
 N ?= 20000
 JOBS ?= logical
 TESTS ?= tests
+# A file's tests run in one process, slow files first (tests/conftest.py). A crashed process fails the run: with another in
+# its place, xdist would wait for its tests forever.
+PYTEST = -m pytest -n $(JOBS) --maxprocesses 8 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 # The models in the tests are tiny: more than one thread for each of their operations only costs.
 export OMP_NUM_THREADS ?= 1
@@ -53,7 +56,7 @@ demo: $(DEMO_INSTALLED)  ## Train a small net, look inside it, and write a page 
 	@$(BIN)/hookline demo
 
 test: $(INSTALLED)  ## Run the tests, the examples of the README and the docs among them
-	$(BIN)/python -m pytest -n $(JOBS) --maxprocesses 8 --dist loadfile $(TESTS)
+	$(BIN)/python $(PYTEST) $(TESTS)
 
 # What runs there: the packages of the kernel, and the suites about its promises. Tests of packages that are missing skip.
 OLDEST_TESTS ?= $(addprefix tests/,values sites engine cache hooks failure_modes properties)
@@ -65,7 +68,7 @@ $(OLDEST_VENV)/.installed: pyproject.toml
 	@touch $@
 
 test-oldest: $(OLDEST_VENV)/.installed  ## Run the tests of the kernel on the oldest Python and torch (downloads CUDA with torch)
-	$(OLDEST_VENV)/bin/python -m pytest -n $(JOBS) --maxprocesses 8 --dist loadfile $(OLDEST_TESTS)
+	$(OLDEST_VENV)/bin/python $(PYTEST) $(OLDEST_TESTS)
 
 check: $(INSTALLED)  ## Lint, format and types
 	$(BIN)/ruff check .

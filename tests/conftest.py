@@ -78,7 +78,9 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what needs an accelerator where there is none."""
+    """Put files with slow tests first, so that no worker ends with one, and skip what needs an accelerator."""
+    slow = {item.path for item in items if "slow" in item.keywords}
+    items.sort(key=lambda item: item.path not in slow)
     if not torch.cuda.is_available():
         for item in items:
             if "gpu" in item.keywords:
