@@ -6,7 +6,10 @@ Each call uses its result as a user would, because some mistakes show only then.
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,14 +27,18 @@ class World:
     """The objects that the calls need: a model, a cache, hooks, and a folder for files."""
 
     def __init__(self, folder: Path) -> None:
-        torch.manual_seed(0)
+        torch.default_generator.manual_seed(0)
         self.folder = folder
         self.model = mlp().eval()
-        self.cache = hl.run(self.model, X, capture=["0", "1", "2"])[1]
+
+    @functools.cached_property
+    def cache(self) -> hl.Cache:
+        return hl.run(self.model, X, capture=["0", "1", "2"])[1]
 
     @property
     def store(self) -> hl.Store:
-        return hl.harvest(self.model, X, "0", "2", to=self.folder / "store", batch_size=2, progress=False)
+        shutil.copytree(Path(_harvested().name) / "store", self.folder / "store")
+        return hl.Store(self.folder / "store")
 
     @contextlib.contextmanager
     def hooks(self) -> Iterator[hl.Hooks]:
@@ -46,6 +53,15 @@ class World:
     @property
     def hooked(self) -> Any:
         return hl.auto_hook(mlp().eval())
+
+
+@functools.cache
+def _harvested() -> tempfile.TemporaryDirectory[str]:
+    """Harvest once, since every test of a store needs one."""
+    folder = tempfile.TemporaryDirectory()
+    world = World(Path(folder.name))
+    hl.harvest(world.model, X, "0", "2", to=world.folder / "store", batch_size=2, progress=False)
+    return folder
 
 
 class Given:
