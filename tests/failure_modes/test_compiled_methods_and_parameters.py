@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import hookline as hl
+from hookline._torch import TRACES_HOOKS
 from tests.support.models import Autoencoder, Shares
 from tests.support.running import elsewhere
 from tests.support.states import state_of
@@ -21,6 +22,9 @@ pytestmark = [
     pytest.mark.usefixtures("fresh_compiler"),
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"),
 ]
+# Hooks are not in a graph where dynamo can't trace them: tests/engine/test_compiled_by_old_torch.py has those values.
+IN_GRAPHS = pytest.mark.skipif(not TRACES_HOOKS, reason="dynamo can't trace hooks before torch 2.8")
+STANCES = pytest.mark.skipif(not hasattr(torch.compiler, "set_stance"), reason="torch 2.6 brought set_stance")
 
 
 class Gate(nn.Module):
@@ -66,6 +70,7 @@ EVERYWHERE = (
 )  # fmt: skip
 
 
+@IN_GRAPHS
 @pytest.mark.parametrize("hooked_first", [True, False])
 def test_members_are_captured_in_the_graph(hooked_first: bool) -> None:
     model, x = Compiled(), torch.randn(3, 4)
@@ -110,6 +115,7 @@ CHANGES: dict[str, Callable[[nn.Module], hl.Hooks]] = {
 }
 
 
+@IN_GRAPHS
 @pytest.mark.parametrize("kind", CHANGES)
 def test_members_are_changed_in_the_graph_and_gradients_follow(kind: str) -> None:
     model, x = Compiled(), torch.randn(3, 4)
@@ -140,6 +146,7 @@ SETS: dict[str, tuple[str, ...]] = {
 }
 
 
+@IN_GRAPHS
 @pytest.mark.parametrize("kind", SETS)
 def test_entering_a_block_again_compiles_nothing_again(kind: str) -> None:
     model, x = Compiled(), torch.randn(3, 4)
@@ -163,6 +170,7 @@ def test_entering_a_block_again_compiles_nothing_again(kind: str) -> None:
     assert graphs.frame_count <= 3
 
 
+@IN_GRAPHS
 @pytest.mark.parametrize("site", ["project()", "W/matmul", "W:param"])
 def test_an_edit_with_another_number_costs_at_most_one_graph_more(site: str) -> None:
     model, x = Compiled(), torch.randn(3, 4)
@@ -204,6 +212,7 @@ def test_what_a_graph_cannot_count_is_right_all_the_same(kind: str) -> None:
 GRADIENTS = ["project():grad_output", "W/matmul:grad_output"]
 
 
+@STANCES
 @pytest.mark.parametrize("site", GRADIENTS)
 def test_a_gradient_in_a_compiled_model_is_right_or_refused(site: str) -> None:
     model, x = Compiled(), torch.randn(3, 4)
@@ -235,6 +244,7 @@ def test_a_stop_at_a_member_of_a_compiled_model_ends_its_forward() -> None:
         assert torch.equal(compiled(x), plain)
 
 
+@IN_GRAPHS
 def test_tied_parameters_are_changed_in_the_graph_under_every_name() -> None:
     model, ids = Shares(), torch.tensor([1, 2])
     compiled = torch.compile(model, backend="eager", fullgraph=True)
@@ -245,6 +255,7 @@ def test_tied_parameters_are_changed_in_the_graph_under_every_name() -> None:
             assert torch.allclose(compiled(ids), 2 * F.linear(new[ids], new))
 
 
+@IN_GRAPHS
 def test_modules_and_methods_compiled_in_place_are_seen_through() -> None:
     class InPlace(Autoencoder):
         @torch.compile(backend="eager")

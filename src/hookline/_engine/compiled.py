@@ -52,7 +52,7 @@ from hookline._engine.run_call import Shadowed
 from hookline._engine.tap import Tap
 from hookline._engine.unsupported_tracing import refuse_tracing
 from hookline._open_blocks import OtherRuns, call_user, current_task
-from hookline._torch import has_compiled, is_dynamo_loaded, uncompiled
+from hookline._torch import TRACES_HOOKS, has_compiled, is_dynamo_loaded, uncompiled
 from hookline._values import copy_or_share
 from hookline._values.containers import Exchange
 from hookline._values.fit import check_same_structure, fit
@@ -62,6 +62,8 @@ from hookline.errors import HooklineError
 
 def is_traceable(tap: Tap) -> bool:
     """Return True if dynamo can trace a tap: it has nothing to count, nothing to raise and no tensor hook."""
+    if not TRACES_HOOKS:
+        return False
     action, site = tap.action, tap.site
     if site.is_gradient or site.call is not None or tap.star or tap.is_inside or not action.is_traceable:
         return False
@@ -79,7 +81,7 @@ def run_traced(shadow: Shadowed, module: nn.Module, args: tuple[Any, ...], kwarg
     if module is not shadow.module:
         return getattr(type(module), shadow.name)(module, *args, **kwargs)
     refuse_tracing()
-    if not shadow.is_traceable:
+    if not TRACES_HOOKS or not shadow.is_traceable:
         return _run_uncompiled(shadow, module, args, kwargs)
     for one in shadow.around:
         one.session.ran = True
@@ -117,10 +119,10 @@ def run_hot_traced(
     tap: Tap, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], run_uncompiled: Callable[..., Any]
 ) -> Any:
     """Run the forward of a module with one `HotTap`: see `hot_path` in shadowed_forward.py."""
-    if module is not tap.module:
+    if TRACES_HOOKS and module is not tap.module:
         return type(module).forward(module, *args, **kwargs)
     refuse_tracing()
-    if not tap.action.is_traceable:
+    if not TRACES_HOOKS or not tap.action.is_traceable:
         return run_uncompiled(tap, module, args, kwargs)
     return act_traced(tap, type(module).forward(module, *args, **kwargs))
 
