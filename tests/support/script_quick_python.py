@@ -17,6 +17,8 @@ import sys
 
 def run_program(path: str, arguments: list[str]) -> None:
     """Ask the server to run a program, pass signals on to it, and end as it ends."""
+    passed_on = (signal.SIGINT, signal.SIGTERM)
+    signal.pthread_sigmask(signal.SIG_BLOCK, passed_on)  # Until there is a program to pass them to.
     streams = [stream for stream in range(3) if is_open(stream)]
     with socket.socket(socket.AF_UNIX) as server:
         server.connect(path)
@@ -25,8 +27,9 @@ def run_program(path: str, arguments: list[str]) -> None:
         socket.send_fds(server, [len(message).to_bytes(4, "big")], streams)
         server.sendall(message)
         program = int.from_bytes(server.recv(4), "big")
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in passed_on:
             signal.signal(number, lambda number, frame: os.kill(program, number))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, passed_on)
         status = int.from_bytes(server.recv(4), "big")
     if os.WIFSIGNALED(status):
         if os.WTERMSIG(status) != signal.SIGKILL:
