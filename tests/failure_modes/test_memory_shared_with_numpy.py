@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import hookline as hl
+from hookline._torch import saving_hooks
 from hookline._values.copy_or_share import is_copied_on_write, is_private
 from tests.support.running import python
 
@@ -156,6 +157,8 @@ def test_what_an_edit_function_keeps_does_not_move_the_models_input() -> None:
 
 @pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
 def test_what_the_forward_made_is_still_shared(mode: Any) -> None:
+    if mode is torch.enable_grad and saving_hooks(True) is True:
+        pytest.skip("before torch 2.5, what autograd saves is copied at once")
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.LayerNorm(4), nn.Dropout(), nn.Linear(4, 4)).eval()
     with mode(), hl.capture(model, "*") as acts:
         model(torch.ones(3, 2, 4))

@@ -14,6 +14,8 @@ import hookline as hl
 from tests.support.models import GPT, mlp, tokens
 from tests.support.states import state_of
 
+# Before torch 2.6 nothing says that torch.export runs: its strict mode ends in an error of dynamo.
+SAYS_IT_EXPORTS = hasattr(torch.compiler, "_is_exporting_flag")
 SIDE_EFFECTS = pytest.mark.filterwarnings("ignore:While compiling, we found certain side effects:UserWarning")
 
 
@@ -161,7 +163,8 @@ def test_exporting_under_hooks_is_refused(kind: str, strict: bool) -> None:
     model, x = GPT(depth=2), tokens()
     names = [set(vars(module)) for module in model.modules()]
     raised = Exception if strict else hl.HooklineError  # Dynamo wraps exceptions raised while it traces.
-    with pytest.raises(raised, match="exported.*leave the block first"), ALL_KINDS[kind](model) as acts:
+    message = "exported.*leave the block first" if SAYS_IT_EXPORTS or not strict else "run_traced"
+    with pytest.raises(raised, match=message), ALL_KINDS[kind](model) as acts:
         torch.export.export(model, (x,), strict=strict)
     assert len(acts) == 0
     assert [set(vars(module)) for module in model.modules()] == names
@@ -246,9 +249,10 @@ def test_a_forward_that_opens_a_block_itself_is_told_what_it_can_do(way: str, ho
         "export": lambda: torch.export.export(model, (x,), strict=False),
         "fx": lambda: torch.fx.symbolic_trace(model),
     }
-    with pytest.raises(
-        hl.HooklineError, match=r"opened inside a forward that is being traced.*own code.*torch.compile"
-    ):
+    message = "opened inside a forward that is being traced.*own code.*torch.compile"
+    if how == "export" and not SAYS_IT_EXPORTS:
+        message = "traced or exported"
+    with pytest.raises(hl.HooklineError, match=message):
         trace[how]()
     assert state_of(model) == before
     assert model(x).shape == (2, 8 if way == "run" else 2)

@@ -134,10 +134,9 @@ def test_a_part_that_is_none_is_not_kept_in_silence() -> None:
 
 def test_attention_weights_that_a_fused_kernel_does_not_make_are_not_kept_in_silence() -> None:
     """B18"""
-    from transformers import GPT2Config, GPT2Model
-
-    config = GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=11, n_positions=8, bos_token_id=0, eos_token_id=0)
-    model = GPT2Model(config).eval()
+    transformers = pytest.importorskip("transformers")
+    sizes = {"n_layer": 1, "n_head": 2, "n_embd": 8, "vocab_size": 11, "n_positions": 8}
+    model = transformers.GPT2Model(transformers.GPT2Config(**sizes, bos_token_id=0, eos_token_id=0)).eval()
     model.set_attn_implementation("sdpa")
     tokens = torch.tensor([[1, 2, 3]])
     with pytest.raises((hl.HooklineError, hl.HooklineWarning), match=r"'h\.0\.attn\[1\]'.*None"):
@@ -150,36 +149,36 @@ def test_attention_weights_that_a_fused_kernel_does_not_make_are_not_kept_in_sil
 
 def test_a_forward_that_another_tool_replaced_is_called_and_put_back() -> None:
     """B19"""
-    from accelerate.hooks import ModelHook, add_hook_to_module, remove_hook_from_module
+    tool = pytest.importorskip("accelerate.hooks")
 
-    class Double(ModelHook):
+    class Double(tool.ModelHook):
         def pre_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             return tuple(arg * 2 for arg in args), kwargs
 
     model, x = mlp(), torch.ones(2, 4)
     plain = model[0](2 * x)
-    add_hook_to_module(model[0], Double())
+    tool.add_hook_to_module(model[0], Double())
     before = state_of(model)
     with hl.capture(model, "0", "0:input") as acts, hl.edit(model, "0", lambda value: value + 1):
         model(x)
     assert torch.equal(acts["0"], plain)
     assert state_of(model) == before
-    remove_hook_from_module(model[0])
+    tool.remove_hook_from_module(model[0])
     assert torch.equal(model[0](2 * x), plain)
 
 
 def test_a_forward_that_another_tool_replaces_meanwhile_stays_theirs() -> None:
     """B19"""
-    from accelerate.hooks import ModelHook, add_hook_to_module, remove_hook_from_module
+    tool = pytest.importorskip("accelerate.hooks")
 
     model, x = mlp(), torch.ones(2, 4)
     plain = model(x)
     with hl.edit(model, "0", lambda value: value * 0):
-        add_hook_to_module(model[0], ModelHook())
+        tool.add_hook_to_module(model[0], tool.ModelHook())
         assert torch.equal(model(x), model[2](torch.zeros(2, 8)))
     assert torch.equal(model(x), plain)
     assert model[0]._hf_hook is not None
-    remove_hook_from_module(model[0])
+    tool.remove_hook_from_module(model[0])
     assert torch.equal(model(x), plain)
     with hl.capture(model, "0") as acts:
         model(x)
@@ -283,11 +282,10 @@ def test_checkpoint_wrappers_inside_a_model_do_not_show() -> None:
 @pytest.mark.filterwarnings("ignore")
 def test_adapted_models_answer_to_the_names_of_the_model_inside() -> None:
     """B20"""
-    from peft import LoraConfig, get_peft_model
-
+    peft = pytest.importorskip("peft")
     bare = GPT(depth=1)
     x = tokens()
-    adapted = get_peft_model(bare, LoraConfig(target_modules=["attn"], init_lora_weights=False))
+    adapted = peft.get_peft_model(bare, peft.LoraConfig(target_modules=["attn"], init_lora_weights=False))
     output, acts = hl.run(adapted, x, capture=["h.0.attn", "h.0.mlp", "head", "base_model.model.h.0.norm"])
     assert torch.equal(acts["head"], output)
     assert acts["h.0.norm"].shape == (2, 5, 8)
