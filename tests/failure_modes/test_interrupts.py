@@ -233,7 +233,7 @@ def test_an_interrupt_at_any_moment_leaves_the_model_as_it_was_found(name: str) 
         interrupt(program, model, x, number)
         if damage(model, before):
             gc.collect()
-        assert not damage(model, before), f"after Ctrl-C at moment {number}"
+            assert not damage(model, before), f"after Ctrl-C at moment {number}"
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
