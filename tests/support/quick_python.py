@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import functools
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -29,6 +30,7 @@ def quick_python() -> list[str]:
     assert server.stdout.readline() == b"ready\n"
 
     def end() -> None:
+        os.killpg(server.pid, signal.SIGKILL)  # With the programs that failed tests left running.
         server.communicate()
         folder.cleanup()
 
