@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import copy
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import fsdp, tensor
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 import hookline as hl
 from tests.support.models import GPT, Block, mlp, tokens
+from tests.support.ranks import on_two_ranks
 from tests.support.states import state_of
 
-ROOT = Path(__file__).parents[2]
 HAS_FSDP2 = hasattr(fsdp, "fully_shard")
 NO_SHARDING = pytest.mark.filterwarnings("ignore:FSDP is switching to use `NO_SHARD`:UserWarning")
 # FSDP1 causes this warning after any forward that did not run to its end.
@@ -166,59 +164,33 @@ def test_a_tensor_parallel_value_is_whole_or_as_asked_the_dtensor_with_its_place
     assert acts["0"].placements == (Shard(1),)
 
 
-TWO_RANKS = """
-import os, sys, torch, torch.distributed as dist, hookline as hl
-from torch.nn.parallel import DistributedDataParallel
-from tests.support.models import GPT, tokens
-rank = int(sys.argv[1])
-dist.init_process_group("gloo", store=dist.FileStore(sys.argv[2], 2), rank=rank, world_size=2)
-torch.manual_seed(0)
-bare = GPT(depth=2)
-torch.manual_seed(rank + 1)
-x = tokens()
-with hl.capture(bare, "h.*", "h.1:grad_output") as expected:
-    bare(x).sum().backward()
-bare.zero_grad()
-model = DistributedDataParallel(bare)
-with hl.capture(model, "h.*", "h.1:grad_output") as acts:
-    model(x).sum().backward()
-assert list(acts) == list(expected)
-assert all(torch.equal(acts[site], expected[site]) for site in expected)
-gradient = bare.head.weight.grad
-gathered = [torch.empty_like(gradient) for _ in range(2)]
-dist.all_gather(gathered, gradient)
-assert torch.equal(*gathered)
-with hl.edit(model, "h.0", lambda value: value * 2):
-    model(x).sum().backward()
-print("right")
-dist.destroy_process_group()
-"""
-
-
-def test_two_ranks_of_ddp_each_see_their_own_values_and_agree_on_gradients(tmp_path: Path) -> None:
+@on_two_ranks
+def test_two_ranks_of_ddp_each_see_their_own_values_and_agree_on_gradients(rank: int) -> None:
     """E13"""
-    command = [sys.executable, "-W", "error::UserWarning", "-c", TWO_RANKS]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    ranks = [
-        subprocess.Popen([*command, str(rank), str(tmp_path / "store")], cwd=ROOT, env=environment, text=True,
-                         stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        for rank in range(2)
-    ]  # fmt: skip
-    try:
-        results = [(*rank.communicate(timeout=120), rank.returncode) for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
-    for said, complaints, code in results:
-        assert code == 0, complaints
-        assert said.strip() == "right"
+    where, bare = ("h.*", "h.1:grad_output"), GPT(depth=2)
+    torch.manual_seed(rank + 1)
+    x = tokens()
+    with hl.capture(bare, *where) as expected:
+        bare(x).sum().backward()
+    bare.zero_grad()
+    model = DistributedDataParallel(bare)
+    with hl.capture(model, *where) as acts:
+        model(x).sum().backward()
+    assert_same(dict(acts), dict(expected))
+    gradient = bare.head.weight.grad
+    gathered = [torch.empty_like(gradient) for _ in range(2)]
+    dist.all_gather(gathered, gradient)
+    assert torch.equal(*gathered)
+    with hl.edit(model, "h.0", lambda value: value * 2):
+        model(x).sum().backward()
 
 
 class TestAccelerate:
     """B19, E12: accelerate replaces the forward of each module."""
 
-    accelerate = pytest.importorskip("accelerate")
+    @property
+    def accelerate(self) -> Any:
+        return pytest.importorskip("accelerate")
 
     def doubling(self) -> Any:
         """Return a hook of accelerate that doubles the output."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import multiprocessing
 import pickle
 import re
 import time
@@ -15,6 +14,7 @@ import torch
 import hookline as hl
 from tests.support import harvests
 from tests.support.harvest_models import X, expected, net
+from tests.support.prepared_processes import prepared_processes
 from tests.support.script_harvest_on_ranks import Dying
 
 
@@ -33,7 +33,7 @@ def test_units_run_in_a_pool_of_processes_and_the_status_follows(tmp_path):
     assert str(plan.status()) == "0 of 24 units done, 0 rows"
     data, pending = pickle.dumps(plan), plan.pending()
     seen = []
-    with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
+    with ProcessPoolExecutor(2, mp_context=prepared_processes()) as pool:
         done = [pool.submit(run_unit, data, unit) for unit in [*pending, *pending[:4]]]
         while not all(one.done() for one in done):
             seen.append(plan.status().done)
@@ -43,7 +43,7 @@ def test_units_run_in_a_pool_of_processes_and_the_status_follows(tmp_path):
     assert len({*seen}) > 3
     assert str(plan.status()).startswith("24 of 24 units done, ")
     assert plan.pending() == []
-    harvests.harvest(tmp_path / "alone", Dying(tmp_path))
+    harvests.harvest(tmp_path / "alone", Dying(tmp_path, seconds=0))
     assert harvests.contents(tmp_path / "store") == harvests.contents(tmp_path / "alone")
 
 
