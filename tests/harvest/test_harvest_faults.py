@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import signal
+import subprocess
 import threading
 import time
 from pathlib import Path
@@ -15,8 +17,9 @@ from torch.utils.data import DataLoader
 
 import hookline as hl
 from tests.support import harvests
-from tests.support.running import python, start
-from tests.support.script_harvest_on_ranks import Dying
+from tests.support.quick_python import quick_python
+from tests.support.running import ROOT, environment, python
+from tests.support.script_harvest_on_ranks import Dying, allow
 
 SLOW = """
 import sys
@@ -26,6 +29,8 @@ from tests.support.script_harvest_on_ranks import Dying
 folder = Path(sys.argv[1])
 harvests.harvest(folder / "store", Dying(folder))
 """
+
+IGNORING = f"import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n{SLOW}"
 
 FULL = """
 import resource, sys, threading
@@ -46,11 +51,24 @@ except hl.StoreError as error:
 def expected(tmp_path_factory) -> dict:
     """The contents of the store of an undisturbed run."""
     folder = tmp_path_factory.mktemp("undisturbed")
-    harvests.harvest(folder / "store", Dying(folder))
+    harvests.harvest(folder / "store", Dying(folder, seconds=0))
     return harvests.contents(folder / "store")
 
 
-def until(condition, seconds: float = 60) -> None:
+@pytest.fixture(autouse=True)
+def _quick_to_end(monkeypatch):
+    """Let torch wait less than five seconds for the other processes of a loader when one has died."""
+    monkeypatch.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 0.5)
+
+
+def start(code: str, folder: Path) -> subprocess.Popen[str]:
+    """Start Python with some code, without waiting for it."""
+    command = [*quick_python(), "-c", code, str(folder)]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, env=environment(), cwd=ROOT, stdout=pipe, stderr=pipe, text=True)
+
+
+def until(condition, seconds: float = 300) -> None:
     """Wait until a condition is true."""
     deadline = time.monotonic() + seconds
     while not condition():
@@ -59,63 +77,92 @@ def until(condition, seconds: float = 60) -> None:
 
 
 def test_a_full_disk_is_an_error_at_once_and_leaves_whole_units_only(tmp_path, expected):
-    told = python("-c", FULL, tmp_path)
+    told = python("-c", FULL, tmp_path, command=quick_python())
     assert "was not written: File too large; take smaller units, or raise the limit" in told
     assert told.endswith(" 1\n")  # Only the main thread is left.
     done = harvests.committed(tmp_path / "store")
     assert 0 < len(done) < 23
     assert len(harvests.loaded(tmp_path / "notes-alone")) < len(done) + 6  # It stopped at the error.
     assert len(list(tmp_path.glob("store/data/*/*"))) == 4 * len(done)
-    harvests.harvest(tmp_path / "store", Dying(tmp_path))
+    harvests.harvest(tmp_path / "store", Dying(tmp_path, seconds=0))
     assert harvests.contents(tmp_path / "store") == expected
 
 
 def test_ctrl_c_ends_it_at_once_and_the_same_call_goes_on(tmp_path, expected):
+    allow(tmp_path, 64)
     process = start(SLOW, tmp_path)
     until(lambda: len(harvests.committed(tmp_path / "store")) > 3)
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=20)
+    _, errors = process.communicate(timeout=60)
     assert process.returncode in (1, -signal.SIGINT)
     assert errors.strip().endswith("KeyboardInterrupt")
     done = harvests.committed(tmp_path / "store")
     assert 3 < len(done) < 24
     assert len(list(tmp_path.glob("store/data/*/*"))) == 4 * len(done)
-    harvests.harvest(tmp_path / "store", Dying(tmp_path))
+    allow(tmp_path, 96)
+    harvests.harvest(tmp_path / "store", Dying(tmp_path, seconds=0))
+    assert harvests.contents(tmp_path / "store") == expected
+
+
+def test_where_ctrl_c_is_ignored_it_is_said_what_stops_it_and_the_same_call_goes_on(tmp_path, expected):
+    allow(tmp_path, 32)
+    process = start(IGNORING, tmp_path)
+    said = process.stderr.readline()
+    assert "HooklineWarning: Ctrl-C is ignored in this process" in said
+    until(lambda: harvests.committed(tmp_path / "store"))
+    process.send_signal(signal.SIGINT)
+    allow(tmp_path, 64)
+    until(lambda: len(harvests.committed(tmp_path / "store")) > 8)  # It goes on.
+    os.kill(
+        int(re.search(r"to stop this harvest, run `kill (\d+)`; the same call resumes it", said)[1]), signal.SIGTERM
+    )
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGTERM
+    assert "Warning" not in errors  # It was said once.
+    assert 8 < len(harvests.committed(tmp_path / "store")) < 24
+    allow(tmp_path, 96)
+    harvests.harvest(tmp_path / "store", Dying(tmp_path, seconds=0))
     assert harvests.contents(tmp_path / "store") == expected
 
 
 def test_two_processes_at_the_same_store_make_each_unit_once(tmp_path, expected):
     processes = [start(SLOW, tmp_path) for _ in range(2)]
     for process in processes:
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=300)
         assert process.returncode == 0, errors
     assert harvests.contents(tmp_path / "store") == expected
     assert len(harvests.committed(tmp_path / "store")) == 24
 
 
 def test_another_harvest_can_not_write_to_a_store_that_is_being_written(tmp_path, expected):
+    allow(tmp_path, 48)
     process = start(SLOW, tmp_path)
     until(lambda: harvests.committed(tmp_path / "store"))
     with pytest.raises(hl.StoreError, match="holds another harvest: .*; give another path"):
-        harvests.harvest(tmp_path / "store", Dying(tmp_path), dtype=torch.float16)
-    process.communicate(timeout=60)
+        harvests.harvest(tmp_path / "store", harvests.Sentences(96), dtype=torch.float16)
+    allow(tmp_path, 96)
+    process.communicate(timeout=300)
     assert process.returncode == 0
     assert harvests.contents(tmp_path / "store") == expected
 
 
 def test_a_store_is_read_while_it_is_written(tmp_path, expected):
-    harvests.harvest(tmp_path / "whole", Dying(tmp_path))
-    whole = hl.Store(tmp_path / "whole")
+    whole = harvests.harvest(tmp_path / "whole", harvests.Sentences(96))
+    allow(tmp_path, 24)
     process = start(SLOW, tmp_path)
     until(lambda: harvests.committed(tmp_path / "store"))
-    seen = []
+    seen = [0]
     while process.poll() is None:
         store = hl.Store(tmp_path / "store", partial=True)
+        if store.samples == seen[-1]:
+            time.sleep(0.005)
+            continue
         seen.append(store.samples)
+        allow(tmp_path, store.samples + 24)  # More than it has loaded and not yet finished.
         for number in store["head[:, 0]"].samples[:].tolist():
             assert torch.equal(store.rows("layers.1", sample=number), whole.rows("layers.1", sample=number))
     process.communicate()
-    assert len({*seen}) > 3
+    assert len(seen) > 4
     assert harvests.contents(tmp_path / "store") == expected
 
 
@@ -212,4 +259,5 @@ def test_a_file_where_the_store_should_be_is_refused(tmp_path):
 
 
 def test_ctrl_c_at_any_moment_does_not_leave_the_threads_that_write_waiting_for_each_other():
-    assert int(python("-m", "tests.support.script_interrupt_writer_threads").split()[0]) > 50
+    told = python("-m", "tests.support.script_interrupt_writer_threads", command=quick_python())
+    assert int(told.split()[0]) > 50

@@ -8,6 +8,7 @@ import os
 import pytest
 
 from hookline._harvest.run_units import MOST_OPEN
+from tests.support.quick_python import quick_python
 from tests.support.running import python
 
 KILLS = 200
@@ -16,7 +17,7 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="forks what it k
 
 
 def test_a_harvest_killed_at_200_moments_is_the_undisturbed_one_byte_for_byte():
-    done = python("-m", "tests.support.script_kill_harvest", KILLS, 6)
+    done = python("-m", "tests.support.script_kill_harvest", KILLS, 6, command=quick_python())
     seen = json.loads(done)
     assert seen["timed"] + seen["aimed"] >= KILLS
     # The kills were varied: timed and aimed, in runs that had finished a unit and in runs that had not.
@@ -28,6 +29,7 @@ def test_a_harvest_killed_at_200_moments_is_the_undisturbed_one_byte_for_byte():
 
 
 def test_so_is_one_of_batches_that_nobody_counted():
-    seen = json.loads(python("-m", "tests.support.script_kill_harvest", 40, 7, "--batches"))
+    done = python("-m", "tests.support.script_kill_harvest", 40, 7, "--batches", command=quick_python())
+    seen = json.loads(done)
     assert seen["timed"] + seen["aimed"] >= 40
     assert seen["stores"] >= 3

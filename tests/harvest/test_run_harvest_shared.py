@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from hookline._harvest.run_harvest import turns
 from tests.support import harvests
+from tests.support.quick_python import quick_python
 from tests.support.running import python
 from tests.support.script_harvest_on_ranks import Dying
 
-TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 UNITS = 24
 
 
@@ -17,13 +19,20 @@ UNITS = 24
 def expected(tmp_path_factory) -> dict:
     """The contents of a store that one process wrote."""
     folder = tmp_path_factory.mktemp("alone")
-    harvests.harvest(folder / "store", Dying(folder))
+    harvests.harvest(folder / "store", Dying(folder, seconds=0))
     assert len(harvests.committed(folder / "store")) == UNITS
     return harvests.contents(folder / "store")
 
 
+def torchrun(number: int, folder: Path, units: int, restarts: int = 0, fails: bool = False) -> str:
+    """Harvest on so many ranks, of which one dies after so many units; return what torchrun says."""
+    settings = ("--standalone", "--nproc-per-node", number, "--max-restarts", restarts, "--no-python")
+    script = (*quick_python(), "-m", "tests.support.script_harvest_on_ranks", folder, units)
+    return python("-m", "torch.distributed.run", *settings, *script, fails=fails, command=quick_python())
+
+
 def test_two_ranks_of_which_one_dies_write_what_one_process_does(tmp_path, expected):
-    python(*TORCHRUN, 2, "--max-restarts", 2, "-m", "tests.support.script_harvest_on_ranks", tmp_path, 6)
+    torchrun(2, tmp_path, 6, restarts=2)
     assert (tmp_path / "died").exists()
     assert harvests.contents(tmp_path / "store") == expected
     # Each rank did its share. A unit was done twice only if torchrun stopped the ranks in the middle of it or, at the
@@ -35,15 +44,15 @@ def test_two_ranks_of_which_one_dies_write_what_one_process_does(tmp_path, expec
 
 
 def test_what_two_ranks_began_three_go_on_with_and_one_process_ends(tmp_path, expected):
-    failed = python(*TORCHRUN, 2, "-m", "tests.support.script_harvest_on_ranks", tmp_path, 4, fails=True)
+    failed = torchrun(2, tmp_path, 4, fails=True)
     assert "SIGKILL" in failed
     begun = harvests.committed(tmp_path / "store")
     assert 4 <= len(begun) < UNITS
     (tmp_path / "died").unlink()
-    python(*TORCHRUN, 3, "-m", "tests.support.script_harvest_on_ranks", tmp_path, len(begun) + 1, fails=True)
+    torchrun(3, tmp_path, len(begun) + 1, fails=True)
     more = harvests.committed(tmp_path / "store")
     assert begun < more < {*range(UNITS)}
-    harvests.harvest(tmp_path / "store", Dying(tmp_path))
+    harvests.harvest(tmp_path / "store", Dying(tmp_path, seconds=0))
     assert harvests.contents(tmp_path / "store") == expected
 
 

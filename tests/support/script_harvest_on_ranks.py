@@ -34,8 +34,22 @@ class Dying(harvests.Sentences):
         ):
             died.touch()
             os.kill(os.getpid(), signal.SIGKILL)
+        is_begun = (self.folder / "store/data").exists()  # Until then, single samples are loaded to know them again.
+        while is_begun and index >= allowed(self.folder):
+            time.sleep(0.01)
         time.sleep(self.seconds)
         return super().__getitem__(index)
+
+
+def allow(folder: Path, samples: int) -> None:
+    """Let whoever loads sentences wait before they load more than these."""
+    (folder / "allowed").write_text(str(samples))
+
+
+def allowed(folder: Path) -> float:
+    """Return how many samples may be loaded."""
+    path = folder / "allowed"
+    return int(path.read_text() or 0) if path.exists() else float("inf")
 
 
 def wait_for_all(folder: Path) -> None:

@@ -104,7 +104,8 @@ def become(asked: dict[str, object], streams: list[int]) -> list[str]:
     os.environ.update(asked["environment"])
     encoding = os.environ.get("PYTHONIOENCODING") or "utf-8"
     for number, name in enumerate(("stdin", "stdout", "stderr")):
-        options = {"encoding": encoding, "errors": "backslashreplace" if name == "stderr" else None, "closefd": False}
+        errors, buffering = ("backslashreplace", 1) if name == "stderr" else (None, -1)  # It shows each line at once.
+        options = {"buffering": buffering, "encoding": encoding, "errors": errors, "closefd": False}
         stream = open(number, "w" if number else "r", **options) if number in given else None  # noqa: SIM115
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
