@@ -224,10 +224,9 @@ def write_cache(path: Path) -> None:
 
 def header_of(text: str) -> bytes:
     """Return the start of a cache file with this manifest, even if hookline can't lay it out."""
-    try:
-        return files._header(json.loads(text))
-    except Exception:
-        pass  # The fallback is below, because here the error still holds the parsed text, which may be large.
+    if len(text) < 1_000_000:  # hookline lays out none of the larger ones, and parsing one takes seconds.
+        with suppress(Exception):
+            return files._header(json.loads(text))
     told = {"__metadata__": {"hookline": text, "checksum": f"{zlib.crc32(text.encode()):08x}"}}
     return with_length(json.dumps(told, separators=(",", ":")).encode())
 

@@ -6,15 +6,15 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from tests.failure_modes import script_hostile_files as hostile
+from tests.support.quick_python import quick_python
+from tests.support.running import python
 
-ROOT = Path(__file__).parents[2]
 ABSENT = ("nothing", "a link to nothing")  # Without its record, a unit is not done yet.
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc, pipes and limits on memory")
@@ -24,11 +24,9 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc, pi
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[tuple[str, str, str]]]:
     """The outcomes of all attempts, by group."""
     folder = tmp_path_factory.mktemp("hostile")
-    command = [sys.executable, "-m", "tests.failure_modes.script_hostile_files", str(folder)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr
+    told = python("-m", "tests.failure_modes.script_hostile_files", folder, command=quick_python())
     found: dict[str, list[tuple[str, str, str]]] = {}
-    for line in done.stdout.splitlines():
+    for line in told.splitlines():
         group, *outcome = json.loads(line)
         found.setdefault(group, []).append(tuple(outcome))
     return found
