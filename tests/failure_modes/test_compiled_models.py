@@ -118,6 +118,7 @@ def test_hooks_placed_after_compiling_act_and_leave_no_trace(backend: str) -> No
     assert state_of(model) == before
 
 
+@IN_GRAPHS
 def test_a_capture_in_a_graph_is_of_the_call_that_ran_and_not_of_the_one_that_compiled() -> None:
     """E02"""
     model, x = GPT(depth=2), tokens()
