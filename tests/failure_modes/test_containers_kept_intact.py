@@ -484,7 +484,7 @@ def test_a_container_is_as_it_was_after_a_ctrl_c_at_any_moment() -> None:
     def interrupt(frame: FrameType, event: str, _argument: Any) -> None:
         nonlocal left
         if sys.version_info < (3, 11) and frame.f_lasti >= 0:
-            return  # A generator that goes on. Python 3.10 would end it here without its `finally`, unlike a real Ctrl-C.
+            return  # A generator that goes on. Python 3.10 would end it without its `finally`, unlike a real Ctrl-C.
         if event == "call" and "hookline" in frame.f_code.co_filename:
             left -= 1
             if left == 0:
