@@ -9,6 +9,7 @@ import signal
 import subprocess
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -65,7 +66,21 @@ def start(code: str, folder: Path) -> subprocess.Popen[str]:
     """Start Python with some code, without waiting for it."""
     command = [*quick_python(), "-c", code, str(folder)]
     pipe = subprocess.PIPE
-    return subprocess.Popen(command, env=environment(), cwd=ROOT, stdout=pipe, stderr=pipe, text=True)
+    process = subprocess.Popen(command, env=environment(), cwd=ROOT, stdout=pipe, stderr=pipe, text=True)
+    started.append(process)
+    return process
+
+
+started: list[subprocess.Popen[str]] = []
+
+
+@pytest.fixture(autouse=True)
+def no_process_is_left() -> Iterator[None]:
+    """Kill the processes that a failed test left waiting."""
+    yield
+    while started:
+        with started.pop() as process:
+            process.kill()
 
 
 def until(condition, seconds: float = 300) -> None:

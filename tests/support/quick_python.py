@@ -19,7 +19,9 @@ SCRIPT = str(Path(__file__).with_name("script_quick_python.py"))
 @functools.cache
 def quick_python() -> list[str]:
     """Return what stands for `python` before `-m module` or `-c code`. The first call starts the server."""
-    if not hasattr(os, "pidfd_open"):
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except (AttributeError, OSError):  # An old Python or system, or a container that forbids it.
         return [sys.executable]
     folder = tempfile.TemporaryDirectory()
     address = str(Path(folder.name) / "socket")

@@ -26,16 +26,22 @@ def run_program(path: str, arguments: list[str]) -> None:
         message = json.dumps(asked).encode()
         socket.send_fds(server, [len(message).to_bytes(4, "big")], streams)
         server.sendall(message)
-        program = int.from_bytes(server.recv(4), "big")
+        program = number_from(server)
         for number in passed_on:
             signal.signal(number, lambda number, frame: os.kill(program, number))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, passed_on)
-        status = int.from_bytes(server.recv(4), "big")
+        status = number_from(server)
     if os.WIFSIGNALED(status):
         if os.WTERMSIG(status) != signal.SIGKILL:
             signal.signal(os.WTERMSIG(status), signal.SIG_DFL)
         os.kill(os.getpid(), os.WTERMSIG(status))
     os._exit(os.WEXITSTATUS(status))
+
+
+def number_from(server: socket.socket) -> int:
+    """Return the next number that the server sends."""
+    sent = server.recv(4, socket.MSG_WAITALL)
+    return int.from_bytes(sent, "big") if len(sent) == 4 else sys.exit("the process that forks programs has died")
 
 
 def is_open(stream: int) -> bool:
