@@ -51,7 +51,7 @@ def test_the_mouse_finds_every_cell_of_a_grid(look, values):
     runs, page = values
     window = look(page, site="maps", view="a")
     frame = window.page.locator(".panels canvas").first.bounding_box()
-    points = [(x, y) for y in range(4, int(frame["height"]), 16) for x in range(4, int(frame["width"]), 16)]
+    points = [(x, y) for y in range(4, int(frame["height"]), 9) for x in range(4, int(frame["width"]), 9)]
     seen = defaultdict(list)
     for place, *what in window.sweep(".panels canvas", points):
         seen[place].append(what)

@@ -237,7 +237,6 @@ def test_a_second_instance_of_a_compiled_class_has_its_own_values() -> None:
     assert all(torch.equal(acts[site], expected[site]) for site in expected)
 
 
-@torch.no_grad()
 def test_inductor_gives_values_within_its_tolerance_and_the_same_output() -> None:
     """E05"""
     if not TRACES_HOOKS:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +16,7 @@ from torch import nn
 import hookline as hl
 from tests.support.models import mlp
 from tests.support.quick_python import run_forked
-from tests.support.running import said
+from tests.support.running import environment, said
 
 SHORT_FORMS: dict[str, Callable[[nn.Module], Any]] = {
     "capture": lambda model: hl.capture(model, "0", "1"),
@@ -106,6 +108,12 @@ def said_by(program: str, check: bool = True) -> str:
     done = run_forked(PROGRAM + program)
     assert (done.returncode == 0) == check, done.stderr
     return done.stderr
+
+
+def test_a_plain_python_warns_at_its_end_too() -> None:
+    command = [sys.executable, "-c", PROGRAM + "kept = hl.patch(model, {'0': 0.0})"]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=True, timeout=300)
+    assert "hl.patch at '0', made in <string>:4, was never entered" in done.stderr
 
 
 def test_a_short_form_that_a_variable_holds_until_the_end_of_python_is_told_of_there() -> None:
