@@ -37,19 +37,21 @@ help:  ## Show this list
 
 setup: $(INSTALLED)  ## Make .venv and install hookline with everything in it (once)
 
-# pip installs torch, because only pip's own settings can name a CPU build. uv installs the rest, several times faster.
-UV_INSTALL = $(BIN)/uv pip install --quiet --python $(BIN)/python --constraint $(CONSTRAINTS)
+# pip installs torch, since pip's settings may name a CPU build, and uv does not read them. uv installs the rest, several
+# times faster. Where it can't, as with a package index that only pip's settings name, pip does.
+UV = $(BIN)/uv pip install --quiet --python $(BIN)/python --constraint $(CONSTRAINTS) --editable
+PIP = $(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint $(CONSTRAINTS)
 
 $(DEMO_INSTALLED): pyproject.toml $(CONSTRAINTS)
 	@echo "Installing hookline and what its demo needs into $(VENV): once, about a minute"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-compile -c $(CONSTRAINTS) torch uv
-	@$(UV_INSTALL) --editable '.[demo]'
+	@$(PIP) --no-compile torch uv
+	@$(UV) '.[demo]' || $(PIP) --editable '.[demo]'
 	@touch $@
 
 $(INSTALLED): $(DEMO_INSTALLED)
 	@echo "Installing the tools of the tests into $(VENV): once, about a minute"
-	@$(UV_INSTALL) --editable '.[dev,all]'
+	@$(UV) '.[dev,all]' || $(PIP) --editable '.[dev,all]'
 	@touch $@
 
 demo: $(DEMO_INSTALLED)  ## Train a small net, look inside it, and write a page to browse (offline, under a minute)
@@ -62,6 +64,7 @@ test: $(INSTALLED)  ## Run the tests, the examples of the README and the docs am
 OLDEST_TESTS ?= $(addprefix tests/,values sites engine cache hooks failure_modes properties)
 
 $(OLDEST_VENV)/.installed: pyproject.toml
+	@command -v $(OLDEST_PYTHON) >/dev/null || { echo "$(OLDEST_PYTHON) is not installed; name one: make test-oldest OLDEST_PYTHON=..."; exit 1; }
 	@test -x $(OLDEST_VENV)/bin/python || $(OLDEST_PYTHON) -m venv $(OLDEST_VENV)
 	@$(OLDEST_VENV)/bin/python -m pip install --disable-pip-version-check --quiet $(OLDEST_PACKAGES) \
 	  numpy pytest pytest-xdist hypothesis --editable .

@@ -23,8 +23,6 @@ from hookline._hooks import lifecycle
 from hookline._open_blocks import not_left, open_blocks
 from tests.support.states import hooks_left, modes_left
 
-gc.disable()  # Until all test files are imported: see `pytest_collection_finish`.
-
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A process that a script starts with `&` ignores Ctrl-C, and the programs that the tests start would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -71,11 +69,16 @@ def nothing_is_compiled() -> None:
         torch._dynamo.reset()
 
 
-def pytest_collection_finish() -> None:
-    """Keep the garbage collector away from the objects of imported modules: a collection took a second."""
-    gc.enable()
-    gc.collect()
-    gc.freeze()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Keep the garbage collector away from the objects of imported modules: each collection took a second."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.collect()
+        gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
