@@ -127,7 +127,7 @@ def load_pretrained(kind: Any, name: str, *, trusted: bool, **options: Any) -> A
             remedy = "comes with Python code; read it, and give --trust-remote-code to run it"
             raise HooklineError(f"{name!r} {remedy}") from error
         first = str(error).strip().partition("\n")[0]
-        where = "" if os.path.exists(name) else "there is no such folder here, and on the Hub: "
+        where = "" if os.path.exists(name) else "there is no such folder here, and the Hub says: "
         raise HooklineError(f"{kind.__name__} can't load {name!r}: {where}{first}") from error
 
 

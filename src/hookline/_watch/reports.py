@@ -204,7 +204,8 @@ def of_note(site: Site, number: float, what: str, call: int, backward: bool, whe
     is_input = site.port in ("input", "inputs")
     report = BadValueReport(f"'{site}' {'got' if backward or is_input else 'gave'} {largest}: {what}; {kind}, {when}")
     report.then = [
-        "It was read after the pass, and no second run reproduced it: the module's inputs are gone. To see them, "
+        "It was read after the pass, and no second run reproduced it: the module's inputs are gone. "
+        "To see where it comes from, "
         + (
             "run the model uncompiled, under torch.compiler.set_stance('force_eager')."
             if what == COMPILED
