@@ -10,7 +10,6 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 import torch
@@ -23,10 +22,12 @@ from hookline._store.remote_storage import RemoteStorage
 from hookline._store.storage import open_storage
 from hookline._store.store import Store
 from hookline._store.writer import Unit, begin, remove_leftovers
+from tests.support.prepared_processes import prepared_processes
+from tests.support.quick_python import quick_python
+from tests.support.running import environment
 from tests.support.stores import made, tokens
 
 fsspec = pytest.importorskip("fsspec")
-ROOT = Path(__file__).parent.parent.parent
 LENGTHS = [5, 1, 0, 7, 3, 2, 9, 4, 6, 1, 8]
 
 
@@ -159,13 +160,25 @@ def test_a_large_part_comes_in_several_pieces(url, monkeypatch):
     assert made(url, {"h": values})["h"][:].equal(torch.cat(values))
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn"])
+class Environment:
+    """The environment of this process, with the address of the server, for a loader's processes."""
+
+    def __init__(self) -> None:
+        self.found = dict(os.environ)
+
+    def __call__(self, worker: int) -> None:
+        os.environ.update(self.found)
+
+
+@pytest.mark.parametrize("context", ["fork", "forkserver"])
 def test_workers_read_from_elsewhere(bucket, context):
     rows = list(torch.arange(600).view(-1, 1).split(10))
     store = made(f"{bucket}/acts", {"n": rows}, unit=20)
     datasets = [store.dataset("n", shuffle=True), store.dataset("n")]
     for dataset in datasets if context == "fork" else datasets[:1]:
-        loader = DataLoader(dataset, batch_size=50, num_workers=2, multiprocessing_context=context)
+        processes = prepared_processes() if context == "forkserver" else context
+        options = {"num_workers": 2, "multiprocessing_context": processes, "worker_init_fn": Environment()}
+        loader = DataLoader(dataset, batch_size=50, **options)
         assert sorted(torch.cat(list(loader)).flatten().tolist()) == list(range(600))
 
 
@@ -230,7 +243,8 @@ def test_a_sweep_takes_only_what_is_old(url, monkeypatch):
 
 
 WRITER = """
-import sys, torch
+import os, sys, torch
+print(os.getpid(), flush=True)
 from hookline._store.storage import open_storage
 from hookline._store.disk_format import Array, Manifest
 from hookline._store.writer import begin
@@ -248,20 +262,20 @@ for unit in sorted(set(range(40)) - committed(root)):
 
 def test_a_killed_writer_leaves_only_objects_that_no_record_names(bucket):
     url = f"{bucket}/acts"
-    command = [sys.executable, "-c", WRITER, url]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    command = [*quick_python(), "-c", WRITER, url]
     root = open_storage(url)
-    process = subprocess.Popen(command, env=environment)
-    while len(committed(root)) < 7:
-        assert process.poll() is None
-    process.send_signal(signal.SIGKILL)  # At an arbitrary moment.
-    process.wait()
+    with subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, text=True) as process:
+        writer = int(process.stdout.readline())
+        while len(committed(root)) < 7:
+            assert process.poll() is None
+        os.kill(writer, signal.SIGKILL)  # At an arbitrary moment.
+    assert process.returncode == -signal.SIGKILL
     store = Store(url, partial=True)
     assert 7 <= len(committed(root)) < 40
     assert len(store["g"]) == 100 * len(committed(root))
     assert store["h"][:].equal(store["g"][:].float().view(-1, 1).expand(-1, 64))
     store.verify()
-    subprocess.run(command, env=environment, check=True, capture_output=True)
+    subprocess.run(command, env=environment(), check=True, capture_output=True)
     assert Store(url)["g"][:].equal(torch.arange(40).repeat_interleave(100))
     assert Store(url).verify().units == 40
 

@@ -8,7 +8,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import textwrap
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +21,7 @@ from hookline._store.disk_format import Array, Manifest, committed
 from hookline._store.storage import open_storage
 from hookline._store.store import Store
 from hookline._store.writer import Unit, begin, begin_part, remove_leftovers
+from tests.support.quick_python import quick_python
 
 ARRAY = Array("h", torch.int64, (1024,))
 
@@ -33,7 +33,7 @@ def names(path):
 
 
 def run(script, *arguments):
-    command = [sys.executable, "-c", textwrap.dedent(script), *map(str, arguments)]
+    command = [*quick_python(), "-c", textwrap.dedent(script), *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
 
@@ -99,14 +99,14 @@ def test_a_file_stands_in_the_way(tmp_path):
 
 
 WRITER = """
-    import sys, time, torch
+    import os, sys, time, torch
     from hookline._store.storage import open_storage
     from hookline._store.disk_format import read_manifest
     from hookline._store.writer import Unit
     root = open_storage(sys.argv[1])
     unit = Unit(root, read_manifest(root), int(sys.argv[2]))
     unit.append(0, torch.zeros(10, 1024, dtype=torch.int64))
-    print(unit.attempt, flush=True)
+    print(unit.attempt, os.getpid(), flush=True)
     time.sleep(60)
 """
 
@@ -117,18 +117,18 @@ def test_a_sweep_takes_the_files_of_the_killed_and_leaves_those_of_the_living(tm
     with Unit(root, told, 0) as unit:
         unit.append(0, torch.ones(3, 1024, dtype=torch.int64))
         unit.commit(first=0, samples=3, lengths=[1])
-    command = [sys.executable, "-c", textwrap.dedent(WRITER), str(tmp_path)]
+    command = [*quick_python(), "-c", textwrap.dedent(WRITER), str(tmp_path)]
     writers = [subprocess.Popen([*command, str(number)], stdout=subprocess.PIPE, text=True) for number in (1, 2)]
     try:
-        dead, living = (writer.stdout.readline().strip() for writer in writers)
+        (dead, process), (living, _) = (writer.stdout.readline().split() for writer in writers)
         assert remove_leftovers(root) == []
-        writers[0].send_signal(signal.SIGKILL)
+        os.kill(int(process), signal.SIGKILL)
         writers[0].wait()
         assert remove_leftovers(root) == [f"data/0000/00000001-{dead}.safetensors"]
         assert [name for name in names(tmp_path / "data") if living in name]
     finally:
         for writer in writers:
-            writer.kill()
+            writer.terminate()
             writer.communicate()
     assert remove_leftovers(root) == [f"data/0000/00000002-{living}.safetensors"]
     assert Store(tmp_path, partial=True).verify().files == 1

@@ -8,7 +8,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 import textwrap
 import zlib
 
@@ -20,6 +19,7 @@ from hookline._store.disk_format import Array, Manifest, read_manifest
 from hookline._store.storage import open_storage
 from hookline._store.store import Store
 from hookline._store.writer import Unit, begin, begin_part, end
+from tests.support.quick_python import quick_python
 from tests.support.stores import ARRAYS, Plan, bits, made, many, plans, same, write, write_unit
 
 
@@ -214,13 +214,14 @@ def test_a_reader_during_writing_sees_whole_units_only(tmp_path):
     root = open_storage(tmp_path / "acts")
     array = (Array("h", torch.int64, (64,)),)
     told = begin(root, Manifest({}, array, 8))
-    reader = subprocess.Popen([sys.executable, "-c", READER, root.path], stdout=subprocess.PIPE, text=True)
+    command = [*quick_python(), "-c", READER, root.path]
+    reader = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     for number in range(8):
         unit = Unit(root, told, number)
         for _ in range(20):
             unit.append(0, torch.full((50, 64), number))
         assert unit.commit(first=1000 * number, samples=1000, lengths=[1])
-    seen = reader.communicate(timeout=60)[0].split()
+    seen = reader.communicate(timeout=300)[0].split()
     assert reader.returncode == 0
     assert seen[-1] == "8"
 

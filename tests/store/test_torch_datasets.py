@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, default_collate
 
 import hookline as hl
 from hookline._store.torch_datasets import Epochs
+from tests.support.prepared_processes import prepared_processes
 from tests.support.stores import made, tokens
 
 LENGTHS = [5, 1, 0, 7, 3, 2, 9, 4, 6, 1, 8]
@@ -149,10 +150,11 @@ def test_an_epoch_has_every_row_once_whoever_reads_it(counted, workers):
     assert first != sorted(first)
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn"])
+@pytest.mark.parametrize("context", ["fork", "forkserver"])
 def test_workers_that_persist_have_a_new_order_each_epoch_too(counted, context):
     dataset = counted.dataset("n", shuffle=True, window=4096)
-    options = {"num_workers": 2, "persistent_workers": True, "multiprocessing_context": context}
+    processes = prepared_processes() if context == "forkserver" else context
+    options = {"num_workers": 2, "persistent_workers": True, "multiprocessing_context": processes}
     loader = DataLoader(dataset, batch_size=50, **options)
     epochs = [numbers_in(loader) for _ in range(3)]
     assert [sorted(epoch) for epoch in epochs] == [list(range(5000))] * 3
