@@ -26,6 +26,8 @@ PYTEST = -m pytest -n $(JOBS) --maxprocesses 8 --dist loadfile --no-loadscope-re
 
 # The models in the tests are tiny: more than one thread for each of their operations only costs.
 export OMP_NUM_THREADS ?= 1
+# Let Python keep the bytecode it compiles, even if the environment forbids it: each process would compile torch again.
+export PYTHONDONTWRITEBYTECODE :=
 export TOKENIZERS_PARALLELISM := false
 export HF_HUB_OFFLINE := 1
 
