@@ -338,6 +338,20 @@ def test_a_cache_that_gc_freeze_hides_from_the_collector_is_emptied() -> None:
     assert type(bounded(4)) is Tensor
 
 
+class WithoutHash(type):
+    """A metaclass that defines equality, so that Python gives its classes no hash."""
+
+    def __eq__(cls, other: object) -> bool:
+        return cls is other
+
+
+def test_objects_of_a_class_that_can_not_be_hashed_do_not_disturb_a_scan() -> None:
+    there = WithoutHash("There", (), {})()
+    with pytest.raises(TypeError, match="unhashable"):
+        hash(type(there))
+    assert "COUNTS" in hl.scan(Keeping(in_a_dict), torch.ones(2, 4)).note
+
+
 def test_the_note_names_what_had_kept_a_tensor_of_the_run() -> None:
     assert "the cache of bounded" in hl.scan(Keeping(in_a_bounded_cache), torch.ones(2, 4)).note
     assert "test_restore_surroundings.COUNTS" in hl.scan(Keeping(in_a_dict), torch.ones(2, 4)).note
