@@ -169,7 +169,8 @@ def _living_tensors() -> list[Tensor]:
 
 
 def _subclasses(kind: type) -> Iterator[type]:
-    for one in type.__subclasses__(kind):
+    found: list[type] = type.__subclasses__(kind)
+    for one in found:
         yield one
         yield from _subclasses(one)
 
