@@ -14,12 +14,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
 
 import hookline as hl
 from hookline._harvest import ray as engine
 from tests.support import harvests
-from tests.support.script_harvest_on_ranks import Dying
+from tests.support.script_harvest_on_ranks import Broken, allow, made
 
 ray = pytest.importorskip("ray")
 
@@ -36,7 +35,7 @@ def _own_print(monkeypatch):
 def expected(tmp_path_factory) -> dict:
     """The contents of a store that one process wrote."""
     folder = tmp_path_factory.mktemp("alone")
-    harvests.harvest(folder / "store", Dying(folder))
+    harvests.harvest(folder / "store", Broken(folder, seconds=0), on_error="skip")
     return harvests.contents(folder / "store")
 
 
@@ -48,45 +47,37 @@ def cluster():
     ray.shutdown()
 
 
-def made() -> nn.Module:
-    """Return the model, and note in a file that this process built it."""
-    folder = os.environ.get("HOOKLINE_TEST_FOLDER")
-    if folder is not None:
-        open(os.path.join(folder, f"made-{os.getpid()}"), "w").close()
-    return harvests.model()
-
-
 def sentences() -> harvests.Sentences:
     """Return the data; each process calls this function."""
     return harvests.Sentences()
 
 
+def makers(folder: Path) -> set[int]:
+    """Return the processes that made the model."""
+    return {int(path.name.removeprefix("made-")) for path in folder.glob("made-*")}
+
+
+def allow_all_after(folder: Path, number: int) -> None:
+    """Let the harvest end when so many processes have made the model, or after two minutes."""
+    deadline = time.monotonic() + 120
+    while len(makers(folder)) < number and time.monotonic() < deadline:
+        time.sleep(0.05)
+    allow(folder, 96)
+
+
 def test_two_actors_of_which_one_dies_write_what_one_process_does(tmp_path, expected, monkeypatch):
     monkeypatch.setenv("HOOKLINE_TEST_FOLDER", str(tmp_path))
-    store = harvests.harvest(tmp_path / "store", Dying(tmp_path, 6), model=made, engine="ray", workers=2)
+    allow(tmp_path, 48)
+    threading.Thread(target=allow_all_after, args=(tmp_path, 3), daemon=True).start()
+    data = Broken(tmp_path, units=6)
+    store = harvests.harvest(tmp_path / "store", data, model=made, engine="ray", workers=2, on_error="skip")
     assert (tmp_path / "died").exists()
     assert harvests.contents(tmp_path / "store") == expected
     assert store.samples == 96
-    makers = {int(path.name.removeprefix("made-")) for path in tmp_path.glob("made-*")}
-    assert os.getpid() not in makers
-    assert len(makers) >= 3  # Two actors, and the replacement of the one that died.
+    assert list(store.skipped) == [50]
+    assert os.getpid() not in makers(tmp_path)
+    assert len(makers(tmp_path)) >= 3  # Two actors, and the replacement of the one that died.
     assert not ray.is_initialized()  # The harvest started Ray, and shut it down.
-
-
-class Broken(Dying):
-    """Sentences of which one can't be loaded, or kills the process that loads it."""
-
-    def __init__(self, folder: Path, sample: int, kills: bool = False) -> None:
-        super().__init__(folder)
-        self.sample = sample
-        self.kills = kills
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        if index == self.sample and self.kills:
-            os.kill(os.getpid(), signal.SIGKILL)
-        if index == self.sample:
-            raise ValueError("no such sentence")
-        return super().__getitem__(index)
 
 
 def test_what_ray_was_interrupted_in_another_engine_goes_on_with(tmp_path, expected, cluster):
@@ -95,27 +86,29 @@ def test_what_ray_was_interrupted_in_another_engine_goes_on_with(tmp_path, expec
             time.sleep(0.05)
         os.kill(os.getpid(), signal.SIGINT)
 
+    allow(tmp_path, 48)
     threading.Thread(target=interrupt, daemon=True).start()
-    data = Dying(tmp_path)
+    data, options = Broken(tmp_path), {"engine": "ray", "workers": 1, "on_error": "skip"}
     with pytest.raises(KeyboardInterrupt):
-        harvests.harvest(tmp_path / "store", lambda: data, model=lambda: harvests.model(), engine="ray", workers=2)
+        harvests.harvest(tmp_path / "store", lambda: data, model=lambda: harvests.model(), **options)
     assert 4 <= len(harvests.committed(tmp_path / "store")) < UNITS
     assert ray.is_initialized()  # The user started it, so it stays.
-    harvests.harvest(tmp_path / "store", data)
+    allow(tmp_path, 96)
+    harvests.harvest(tmp_path / "store", data, on_error="skip")
     assert harvests.contents(tmp_path / "store") == expected
 
 
-def test_a_bad_sample_on_ray_is_raised_with_its_number(tmp_path, cluster):
+def test_a_bad_sample_on_ray_is_raised_with_its_number(tmp_path, expected, cluster):
     with pytest.raises(hl.BadSample, match="sample 50 failed: ValueError: no such sentence"):
-        harvests.harvest(tmp_path / "store", Broken(tmp_path, 50), engine="ray", workers=1)
-    store = harvests.harvest(tmp_path / "store", Broken(tmp_path, 50), engine="ray", workers=1, on_error="skip")
-    assert list(store.skipped) == [50]
+        harvests.harvest(tmp_path / "store", Broken(tmp_path), engine="ray", workers=1)
+    harvests.harvest(tmp_path / "store", Broken(tmp_path), on_error="skip")
+    assert harvests.contents(tmp_path / "store") == expected
 
 
 def test_a_unit_that_kills_every_worker_is_given_up_by_name(tmp_path, cluster, monkeypatch):
     monkeypatch.setattr(engine, "TRIES", 1)
     with pytest.raises(hl.HooklineError, match="unit 12 has killed its worker 1 times; is there enough memory"):
-        harvests.harvest(tmp_path / "store", Broken(tmp_path, 50, kills=True), engine="ray", workers=1)
+        harvests.harvest(tmp_path / "store", Broken(tmp_path, kills=True), engine="ray", workers=1)
 
 
 def test_another_harvest_on_ray_is_refused_in_words(tmp_path, cluster):

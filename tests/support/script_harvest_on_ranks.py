@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from tests.support import harvests
 
@@ -41,6 +42,29 @@ class Dying(harvests.Sentences):
             time.sleep(0.01)
         time.sleep(self.seconds)
         return super().__getitem__(index)
+
+
+class Broken(Dying):
+    """Sentences of which number 50 can't be loaded, or kills the process that loads it."""
+
+    def __init__(self, folder: Path, units: int | None = None, seconds: float = 0.01, kills: bool = False) -> None:
+        super().__init__(folder, units, seconds)
+        self.kills = kills
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index == 50 and self.kills:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if index == 50:
+            raise ValueError("no such sentence")
+        return super().__getitem__(index)
+
+
+def made() -> nn.Module:
+    """Return the model, and note in a file that this process built it."""
+    folder = os.environ.get("HOOKLINE_TEST_FOLDER")
+    if folder is not None:
+        open(os.path.join(folder, f"made-{os.getpid()}"), "w").close()
+    return harvests.model()
 
 
 def allow(folder: Path, samples: int) -> None:

@@ -61,16 +61,19 @@ def begin(job: Job) -> bytes:
     return _packed(found)
 
 
-class Tries:
-    """Counts how often each unit was begun. It is an actor of its own, so it outlives the workers."""
+def _counter_of_tries(ray: ModuleType) -> Any:
+    """Start an actor that counts how often each unit was begun. It outlives the workers."""
 
-    def __init__(self) -> None:
-        self.begun: dict[int, int] = {}
+    class Tries:  # Ray sends a class of a function by value, so this actor imports neither hookline nor torch.
+        def __init__(self) -> None:
+            self.begun: dict[int, int] = {}
 
-    def begin(self, unit: int) -> int:
-        """Count a try, and return its number."""
-        self.begun[unit] = self.begun.get(unit, 0) + 1
-        return self.begun[unit]
+        def begin(self, unit: int) -> int:
+            """Count a try, and return its number."""
+            self.begun[unit] = self.begun.get(unit, 0) + 1
+            return self.begun[unit]
+
+    return ray.remote(num_cpus=0)(Tries).remote()
 
 
 class Worker:
@@ -99,7 +102,7 @@ class Worker:
 
 def _over_actors(ray: ModuleType, held: Any, units: list[int], workers: int, gpus: float) -> Iterator[dict[str, int]]:
     """Yield the counts of each unit when it is done."""
-    tries = ray.remote(num_cpus=0)(Tries).remote()
+    tries = _counter_of_tries(ray)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # Ray uses its own deprecated settings.
         data = ray.data.from_items([{"unit": unit} for unit in units], override_num_blocks=len(units))
