@@ -88,7 +88,7 @@ def test_a_pattern_of_which_nothing_fires_is_an_error_with_the_reason() -> None:
     model, x = nn.Sequential(Attention(), Attention()), torch.ones(1, 2, 4)
     for where in ("**/softmax", ["**/softmax"], {"**/softmax": 0.0}):
         with pytest.raises(
-            hl.NeverFired, match="'0/softmax' did not fire: scaled_dot_product_attention computes it.*eager"
+            hl.NeverFired, match="'0/softmax' did not fire: scaled_dot_product_attention computes attention.*eager"
         ):
             hl.sweep(model, where, lambda: model(x).sum())
     with pytest.warns(hl.HooklineWarning, match="'0/softmax' did not fire"):
