@@ -47,6 +47,7 @@ def run_page_by_itself(path: Path) -> None:
         pytest.fail(done.stdout + done.stderr, pytrace=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_example_of_a_page_gives_what_it_shows(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

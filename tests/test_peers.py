@@ -28,6 +28,7 @@ def installed(source: run.Source) -> bool:
         return False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", run.SOURCES, ids=lambda source: source.script)
 def test_a_peers_script_still_runs_and_gives_right_values(source: run.Source, tmp_path: Path) -> None:
     if not installed(source):

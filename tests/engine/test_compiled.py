@@ -459,6 +459,7 @@ def test_more_sets_of_hooks_than_torch_makes_whole_graphs_for_raise() -> None:
             hl.run(case.compiled, case.x, capture="h.1")
 
 
+@pytest.mark.slow
 def test_inductor_with_cuda_graphs_asked_for_and_sizes_that_change_is_right_on_a_cpu() -> None:
     model: nn.Module = nn.Sequential(nn.Linear(8, 8), nn.GELU())
     compiled: Any = torch.compile(model, mode="reduce-overhead", dynamic=True, fullgraph=True)

@@ -32,6 +32,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[tuple[s
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("group", [group.__name__ for group in hostile.GROUPS])
 def test_a_hostile_file_is_refused_in_words_in_seconds_and_in_little_memory(outcomes, group):
     assert len(outcomes[group]) > 15

@@ -224,6 +224,7 @@ def interrupt(program: Program, model: nn.Module, x: Tensor, number: int) -> Bas
     return None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_an_interrupt_at_any_moment_leaves_the_model_as_it_was_found(name: str) -> None:
     """A17, A18"""

@@ -91,6 +91,7 @@ def until(condition, seconds: float = 300) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_an_error_at_once_and_leaves_whole_units_only(tmp_path, expected):
     told = python("-c", FULL, tmp_path, command=quick_python())
     assert "was not written: File too large; take smaller units, or raise the limit" in told

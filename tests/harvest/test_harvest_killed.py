@@ -16,6 +16,7 @@ KILLS = 200
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="forks what it kills")
 
 
+@pytest.mark.slow
 def test_a_harvest_killed_at_200_moments_is_the_undisturbed_one_byte_for_byte():
     done = python("-m", "tests.support.script_kill_harvest", KILLS, 6, command=quick_python())
     seen = json.loads(done)

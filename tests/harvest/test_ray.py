@@ -65,6 +65,7 @@ def allow_all_after(folder: Path, number: int) -> None:
     allow(folder, 96)
 
 
+@pytest.mark.slow
 def test_two_actors_of_which_one_dies_write_what_one_process_does(tmp_path, expected, monkeypatch):
     monkeypatch.setenv("HOOKLINE_TEST_FOLDER", str(tmp_path))
     allow(tmp_path, 48)

@@ -31,6 +31,7 @@ def torchrun(number: int, folder: Path, units: int, restarts: int = 0, fails: bo
     return python("-m", "torch.distributed.run", *settings, *script, fails=fails, command=quick_python())
 
 
+@pytest.mark.slow
 def test_two_ranks_of_which_one_dies_write_what_one_process_does(tmp_path, expected):
     torchrun(2, tmp_path, 6, restarts=2)
     assert (tmp_path / "died").exists()

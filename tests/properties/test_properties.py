@@ -35,6 +35,7 @@ def test_containers_and_tensors_that_modules_get_are_the_objects_that_were_given
     _check_chunk(chunk, properties.containers_agree_with_the_oracle)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunk", range(7))
 def test_hooks_on_methods_functions_and_parameters_give_what_the_oracle_gives(chunk: int) -> None:
     _check_chunk(chunk, properties.members_agree_with_the_oracle)
