@@ -179,7 +179,7 @@ def test_a_full_disk_in_the_midst_of_a_write_is_said_and_cleaned_up(
     assert os.listdir(path.parent) == [path.name]
 
 
-# An interrupt that comes when a file is open, but not yet in its `with`, leaves it to the garbage collector, which warns.
+# An interrupt after a file is opened, but before its `with`, leaves the file to the garbage collector, which warns.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_an_interrupt_in_the_midst_of_a_write_leaves_the_old_file_and_nothing_else(path: Path) -> None:
     files.write_file(path, {"h": [1]})
