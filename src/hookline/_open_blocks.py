@@ -41,7 +41,7 @@ def note_skip(module: nn.Module) -> None:
 def not_left() -> Blocks:
     """Return the open blocks, without those that were left but could not be closed at that moment."""
     here = open_blocks.get()
-    return here.difference([token() for token in tuple(_left)]) if _left else here
+    return here.difference([token() for token in _left.copy()]) if _left else here
 
 
 def close_block(token: object) -> None:
@@ -51,7 +51,7 @@ def close_block(token: object) -> None:
     that moment may crash Python: it frees memory in which Python may be setting another one. No hook acts in a block
     that was left, so its token can stay in the set until another block opens or closes here.
     """
-    if next(reversed(_phases)) == "start":
+    if list(_phases)[-1] == "start":  # One step: no other thread can move the keys while the list is made.
         _left.add(weakref.ref(token, _left.discard))
     else:
         open_blocks.set(not_left() - {token})

@@ -5,6 +5,7 @@ With `HOOKLINE_ALL_MOMENTS=1`, as in `make fuzz`, the tests try every moment, ot
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import threading
@@ -287,3 +288,30 @@ def test_eight_threads_on_one_model_each_see_their_own(crowd: str) -> None:
     finally:
         sys.setswitchinterval(interval)
     assert state_of(model) == before
+
+
+def test_blocks_end_while_another_thread_collects_garbage() -> None:
+    model, x = Net(), torch.randn(2, 3)
+    is_over = threading.Event()
+
+    def collect() -> None:
+        while not is_over.is_set():
+            gc.collect(0)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(1) as pool, torch.no_grad():
+            collecting = pool.submit(collect)
+            try:
+                for _ in range(3000):
+                    with hl.capture(model, "a") as acts:
+                        pass
+            finally:
+                is_over.set()
+            collecting.result()
+        with hl.capture(model, "a") as acts:
+            model(x)
+    finally:
+        sys.setswitchinterval(interval)
+    assert torch.equal(acts["a"], model.a(x))
