@@ -291,3 +291,21 @@ def test_a_record_that_was_not_created_leaves_nothing_whatever_comes_then(acts):
         with pytest.raises(type(error)):
             write(Interrupted(acts, error, before=True), told, 0)
         assert files(acts) == []
+
+
+def test_a_unit_that_another_thread_gives_up_before_its_record_is_created_is_not_committed(acts, monkeypatch):
+    monkeypatch.setattr(Unit, "_check", lambda unit, record: unit.discard())  # Its files are finished by then.
+    with pytest.raises(StoreError, match="unit 0 can't be committed: it was discarded"):
+        write(acts, begin(acts, manifest()), 0)
+    assert committed(acts) == set()
+    assert files(acts) == []
+
+
+def test_a_unit_that_another_thread_gives_up_while_its_record_is_created_keeps_its_files(acts, monkeypatch):
+    told, create = begin(acts, manifest(units=1)), type(acts).create
+    unit = Unit(acts, told, 0)
+    monkeypatch.setattr(type(acts), "create", lambda *given: unit.discard() or create(*given))
+    for number, array in enumerate(told.arrays):
+        unit.append(number, torch.zeros(3, *array.shape, dtype=array.dtype))
+    assert unit.commit(first=0, samples=3, lengths=[1] * len(told.arrays))
+    assert Store(acts.path).verify().units == 1

@@ -197,6 +197,10 @@ class Unit:
         After an error, the files are kept if the record may exist and list them.
         """
         self._is_kept = True
+        if self._is_over:  # Read after `_is_kept` is set. `discard` on another thread does it the other way round.
+            self._is_kept = False
+            self.discard()
+            raise StoreError(f"unit {self.unit} can't be committed: it was discarded")
         try:
             self._is_kept = self._storage.create(unit_name(self.unit), record)
         except BaseException as error:
