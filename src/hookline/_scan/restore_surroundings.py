@@ -49,7 +49,8 @@ _SUSPENDED = (GeneratorType, CoroutineType, AsyncGeneratorType)
 _IMPORT = opmap["IMPORT_NAME"]
 _IS_HEAP_TYPE = 1 << 9  # A bit of `type.__flags__`; the attributes of classes without it can't change.
 # Code of these packages keeps nothing from a run of a model. Objects of the modules in `_HOLDING` can hold tensors.
-_FOREIGN = frozenset((*sys.stdlib_module_names, "torch", "hookline"))
+# An `assert` in a test file calls pytest's code, which leads to every test.
+_FOREIGN = frozenset((*sys.stdlib_module_names, "torch", "hookline", "pytest", "_pytest"))
 _NAMES_OF_TORCH = ("torch", "nn", "F", "Tensor")  # The names under which modules import torch or parts of it.
 _HOLDING = frozenset(("builtins", "collections", "functools", "types", "weakref", "_thread"))
 
