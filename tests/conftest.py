@@ -69,16 +69,21 @@ def nothing_is_compiled() -> None:
         torch._dynamo.reset()
 
 
+@pytest.fixture(autouse=True, scope="module")
+def few_objects_to_collect() -> None:
+    """Keep the garbage collector away from everything that exists by now: each collection would take a second."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """Keep the garbage collector away from the objects of imported modules: each collection took a second."""
+    """Collect tests without collecting garbage: importing the test files makes hardly any."""
     gc.disable()
     try:
         return (yield)
     finally:
         gc.enable()
-        gc.collect()
-        gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
