@@ -66,7 +66,7 @@ test: $(INSTALLED)  ## Run the tests, the examples of the README and the docs am
 OLDEST_TESTS ?= $(addprefix tests/,values sites engine cache hooks failure_modes properties)
 
 $(OLDEST_VENV)/.installed: pyproject.toml
-	@command -v $(OLDEST_PYTHON) >/dev/null || { echo "$(OLDEST_PYTHON) is not installed; name one: make test-oldest OLDEST_PYTHON=..."; exit 1; }
+	@$(OLDEST_PYTHON) -c '' 2>/dev/null || { echo "$(OLDEST_PYTHON) is not installed; name one: make test-oldest OLDEST_PYTHON=..."; exit 1; }
 	@test -x $(OLDEST_VENV)/bin/python || $(OLDEST_PYTHON) -m venv $(OLDEST_VENV)
 	@$(OLDEST_VENV)/bin/python -m pip install --disable-pip-version-check --quiet $(OLDEST_PACKAGES) \
 	  numpy pytest pytest-xdist hypothesis --editable .

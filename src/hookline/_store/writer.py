@@ -197,7 +197,8 @@ class Unit:
         After an error, the files are kept if the record may exist and list them.
         """
         self._is_kept = True
-        if self._is_over:  # Read after `_is_kept` is set. `discard` on another thread does it the other way round.
+        # `discard` on another thread sets `_is_over`, then reads `_is_kept`. So at least one of the two sees the other.
+        if self._is_over:
             self._is_kept = False
             self.discard()
             raise StoreError(f"unit {self.unit} can't be committed: it was discarded")
