@@ -411,7 +411,8 @@ def _why_not_run(tap: Waiting, model: nn.Module) -> str:
         return f"{function!r} ran {count(tap.often, 'time')} {where}, and '#' counts from 0, within one call"
     if any(map(tap.wants, ran)):
         below = f"{path}.**/{function}".lstrip(".")
-        return f"{function!r} did not run {where} itself, but in that of a module below: try {below!r}"
+        what = "no function ran" if function == "*" else f"{function!r} did not run"
+        return f"{what} {where} itself, but in that of a module below: try {below!r}"
     fused = fused_instead(tap)
     if fused:
         advice = _eager_instead(tap.module, path, model)
@@ -419,7 +420,8 @@ def _why_not_run(tap: Waiting, model: nn.Module) -> str:
     if has_method(tap.module, function):
         return f"{function!r} is a method; did you mean '{path}.{function}()'?".replace("'.", "'")
     names = ", ".join(ran[:12]) + (", …" if len(ran) > 12 else "")
-    near = did_you_mean(function, ran) or (f"; what ran: {names}" if ran else ", which calls none itself")
+    others = f"; what ran, there or below: {names}" if ran else ", which calls none itself"
+    near = did_you_mean(function, ran) or others
     return f"{function!r} did not run {where}{near}"
 
 

@@ -487,6 +487,18 @@ def test_a_module_that_computes_nothing_itself_is_no_miss_of_a_wildcard() -> Non
     assert list(acts) == ["0.0/linear#0"]
 
 
+def test_a_wildcard_under_which_no_function_ran_at_all_says_so() -> None:
+    """H01"""
+    model, x = nn.Sequential(nn.Sequential(nn.Linear(8, 8)), nn.Sequential(nn.ReLU())), words()
+    told = r"'0/\*' did not fire: no function ran in the forward of '0' itself.*try '0\.\*\*/\*'"
+    with pytest.warns(hl.HooklineWarning, match=told):
+        hl.run(model, x, capture="*/*")
+    with pytest.raises(hl.NeverFired, match=told):
+        hl.run(model, x, patch={"*/*": 0.0})
+    with pytest.raises(hl.NeverFired, match=told):
+        hl.run(model, x, edit={"0/*": torch.relu})
+
+
 def test_names_that_can_be_no_function_are_refused_at_once() -> None:
     """H01"""
     model = Transformer()

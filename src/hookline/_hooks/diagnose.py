@@ -70,8 +70,8 @@ def never_fired(
         messages.append(Message(False, why.nothing_stopped(model)))
     fired = {tap.group for tap in taps if tap.fired and tap.group is not None} if missing else set()
     for tap in missing:
-        if tap.function == "*" and tap.is_inside and tap.ran is not None:
-            continue  # The module ran, but called no function.
+        if tap.function == "*" and tap.ran is not None and _ran_in_another(tap, taps):
+            continue  # The module ran, but called no function; others that the pattern matches did.
         if failed is not None or session.failed:
             text = why.why_failed(tap.site, failed)
         elif ran:
