@@ -119,6 +119,13 @@ def test_what_was_meant_is_suggested(text: str) -> None:
     assert MEANT[text] in [one or other for one, other in suggested], str(error.value)
 
 
+@pytest.mark.parametrize("name", ["norm_1", "linear_1"])
+def test_a_module_that_is_written_almost_the_same_is_suggested_before_a_function(name: str) -> None:
+    model = nn.Sequential(nn.TransformerEncoderLayer(4, 1))
+    with pytest.raises(hl.SiteError, match=f"did you mean '0.{name.replace('_', '')}'"):
+        hl.capture(model, f"0.{name}")
+
+
 @pytest.mark.parametrize(
     "text", [text for text, meant in MEANT.items() if meant.startswith(("transformer", "head", "/"))]
 )

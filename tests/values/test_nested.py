@@ -289,3 +289,13 @@ def test_an_edit_writes_into_no_object_of_the_model() -> None:
     model = Configured()
     assert hl.run(model, torch.ones(1), edit={"": rescale}).scale == 5.0
     assert model.settings.scale == 2.0
+
+
+def test_a_part_of_an_item_of_a_tuple_is_suggested() -> None:
+    value = (None, torch.ones(2, 3), {"z": torch.ones(2)})
+    with pytest.raises(SiteError, match=r"^\[:, -1\] is not a part of tuple of 3; did you mean \[1\]\[:, -1\]\?$"):
+        get_part(value, ((slice(None), -1),))
+    with pytest.raises(SiteError, match=r"^\['z'\] is not a part of tuple of 3; did you mean \[2\]\['z'\]\?$"):
+        get_part(value, ("z",))
+    with pytest.raises(SiteError, match=r"^\['y'\] is not a part of tuple of 3$"):
+        get_part(value, ("y",))

@@ -90,7 +90,10 @@ def _without_prefix(text: str, names: list[str]) -> str:
 
 
 def _written_otherwise(text: str, modules: dict[str, nn.Module]) -> str:
-    """Return the site of a port or function written like a module: `mlp.output`, `layer1.0.relu_1`, `flatten`."""
+    """Return the site of a port or function written like a module: `mlp.output`, `layer1.0.relu_1`, `flatten`.
+
+    A module that is written the same without the underscore goes first: `norm1` for `norm_1`.
+    """
     above, _, last = text.rpartition(".")
     if above not in modules:
         return ""
@@ -98,6 +101,9 @@ def _written_otherwise(text: str, modules: dict[str, nn.Module]) -> str:
     name, call = (base, f"#{number}") if base and number.isdigit() else (last, "")
     if last in PORTS:
         return f"{above}:{last}"
+    joined = f"{above}.{base}{number}".lstrip(".")
+    if joined in modules:
+        return joined
     if call and f"{above}.{name}".lstrip(".") in modules:
         return f"{above}.{name}{call}".lstrip(".")
     is_function = name.islower() and any(callable(getattr(one, name, None)) for one in (torch, nn.functional, Tensor))

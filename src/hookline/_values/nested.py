@@ -14,6 +14,7 @@ import re
 import types
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -57,8 +58,8 @@ def rebuild(value: Any, parts: Mapping[Any, Any]) -> Any:
     """Return a container like `value` that holds `parts`."""
     if isinstance(value, tuple):
         items = list(parts.values())
-        # For named tuples, `_make` bypasses the constructor. That of PackedSequence refuses None as its batch sizes.
-        # In a gradient they are None, since they are integers.
+        # For named tuples, `_make` bypasses the constructor. Integers have no gradient, so the batch sizes in the
+        # gradient of a PackedSequence are None, and its constructor refuses that.
         if hasattr(value, "_make"):
             return value._make(items)
         try:
@@ -316,7 +317,17 @@ def _get_one(value: Any, subscript: Any) -> Any:
         problem = f": {error}" if isinstance(error, (IndexError, ValueError)) and error.args else ""
         problem = _out_of_range(value, subscript) or problem
         text = f"[{subscript!r}]" if isinstance(subscript, str) else subscript_text(subscript)
+        near = near or _in_an_item(value, subscript, text)
         raise SiteError(f"{text} is not a part of {describe(value)}{problem}{near}") from None
+
+
+def _in_an_item(value: Any, subscript: Any, text: str) -> str:
+    """Return a hint if a tuple or list has an item with this part: "; did you mean [0][:, -1]?"."""
+    for number, item in enumerate(value if isinstance(value, (tuple, list)) and not isinstance(subscript, int) else ()):
+        with suppress(SiteError):
+            _get_one(item, subscript)
+            return f"; did you mean [{number}]{text}?"
+    return ""
 
 
 def _out_of_range(value: Any, subscript: Any) -> str:
