@@ -81,8 +81,12 @@ def test_a_module_that_is_called_twice_is_no_row_twice(to):
             return self.one(self.one(x))
 
     model = Twice().eval()
-    with pytest.raises(hl.HooklineError, match=r"'one' was called 2 times for one batch; name one, as in 'one#0'"):
+    told = r"'one' was called 2 times for one batch; name one, as in 'one#0'.*'one\[:, None\]' with calls=\"sequence\""
+    with pytest.raises(hl.HooklineError, match=told):
         hl.harvest(model, X, "one", to=to, batch_size=8)
+    store = hl.harvest(model, X, "one[:, None]", to=to / "c", batch_size=8, calls="sequence")
+    with torch.no_grad():
+        assert torch.allclose(store["one[:, None]"][:], torch.stack([model.one(X), model(X)], 1))
     store = hl.harvest(model, X, "one#1", to=to, batch_size=8)
     with torch.no_grad():
         assert torch.allclose(store["one#1"][:], model(X))

@@ -148,8 +148,12 @@ class BatchRunner:
         if len(calls) == 1:
             return calls[0]
         if along is None:
-            raise HooklineError(f"{name!r} was called {len(calls)} times for one batch; name one, as in '{name}#0', "
-                                'or join them: calls="sequence" along dimension 1, calls="batch" along 0')  # fmt: skip
+            is_state = isinstance(calls[0], Tensor) and calls[0].dim() == 2
+            positions = f"'{name}[:, None]' with calls=\"sequence\"" if is_state else 'calls="sequence"'
+            raise HooklineError(
+                f"{name!r} was called {len(calls)} times for one batch; name one, as in '{name}#0', or join them: "
+                f'{positions} if each call is a position, calls="batch" if each is a part of the batch'
+            )
         if not all(isinstance(one, Tensor) for one in calls):
             raise HooklineError(
                 f"the calls of {name!r} are not tensors, so they can't be joined; name a part, '{name}[0]'"
