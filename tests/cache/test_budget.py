@@ -204,6 +204,7 @@ class TestCounting:
             (torch.eye(3).to_sparse(), 3 * 4 + 2 * 3 * 8),
             (torch.sparse_csr_tensor(*SPARSE, check_invariants=True), 32 + 24 + 12),
             (torch.sparse_csc_tensor(*SPARSE, check_invariants=True), 32 + 24 + 12),
+            (torch.sparse_csr_tensor(SPARSE[0], torch.arange(6)[:3], *SPARSE[2:], check_invariants=True), 32 + 48 + 12),
             (torch.ones(1000, device="meta"), 0),
             (Normal(torch.zeros(2), torch.ones(2)), 16),
             (torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), 20),

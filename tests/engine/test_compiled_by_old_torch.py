@@ -53,6 +53,14 @@ def test_hooks_act_as_without_compiling_and_leave_no_trace(kind: str, is_compile
         assert fast(x).equal(plain)
 
 
+@pytest.mark.parametrize("kind", BLOCKS)
+def test_a_hooked_model_is_not_compiled(kind: str) -> None:
+    model, x = GPT(depth=3), tokens()
+    fast = torch.compile(model, backend="eager", fullgraph=True)
+    with pytest.raises(torch._dynamo.exc.Unsupported), BLOCKS[kind](fast):
+        fast(x)
+
+
 def test_a_value_is_of_the_latest_of_several_forwards() -> None:
     fast = torch.compile(GPT(depth=2), backend="eager")
     with hl.capture(fast, "h.*") as acts:

@@ -83,7 +83,8 @@ def test_two_actors_of_which_one_dies_write_what_one_process_does(tmp_path, expe
 
 def test_what_ray_was_interrupted_in_another_engine_goes_on_with(tmp_path, expected, cluster):
     def interrupt() -> None:
-        while len(harvests.committed(tmp_path / "store")) < 4:
+        end = time.monotonic() + 300
+        while len(harvests.committed(tmp_path / "store")) < 4 and time.monotonic() < end:
             time.sleep(0.05)
         os.kill(os.getpid(), signal.SIGINT)
 

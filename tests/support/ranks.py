@@ -45,11 +45,16 @@ class Pair:
         """Run a function of a test module in both processes, and fail if it fails in one of them."""
         if not self._processes:
             self._start()
-        for pipe in self._pipes:
-            pipe.send((module, name))
-        said = self._hear()
+        said = ["it was interrupted"]
+        try:
+            for pipe in self._pipes:
+                with contextlib.suppress(OSError):  # The process died: `_received` says so.
+                    pipe.send((module, name))
+            said = self._hear()
+        finally:
+            if any(said):
+                self.stop()
         if any(said):
-            self.stop()
             pytest.fail("\n".join(f"rank {rank}: {one}" for rank, one in enumerate(said) if one), pytrace=False)
 
     def _hear(self) -> list[str]:
@@ -84,7 +89,7 @@ class Pair:
 def _received(pipe: Connection) -> str:
     try:
         return str(pipe.recv())
-    except EOFError:
+    except (EOFError, OSError):  # OSError if it died before it read what was sent.
         return "the process died"
 
 
