@@ -239,7 +239,7 @@ DYNAMO = "torch._dynamo"
 _EVAL_FRAME = f"{DYNAMO}.eval_frame"
 # Whether dynamo can trace hooks. Before torch 2.8 it can't read the slots of a tap, or not those of a base class, and
 # without slots torch 2.4 makes a wrong graph of some edits. There a compiled model runs uncompiled while it has hooks.
-TRACES_HOOKS = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 8)
+TRACES_HOOKS = torch.__version__ >= "2.8"
 # Return True if something in this process may have been compiled.
 is_dynamo_loaded: Callable[[], bool] = partial(sys.modules.__contains__, _EVAL_FRAME)
 uncompiled: Callable[[Any], Any] = (

@@ -237,6 +237,12 @@ def test_a_second_instance_of_a_compiled_class_has_its_own_values() -> None:
     assert all(torch.equal(acts[site], expected[site]) for site in expected)
 
 
+def forget_graphs_of_old_torch() -> None:
+    """With torch 2.4, an nn.Sequential that was compiled and run does not notice new hooks: see docs/limits.md."""
+    if torch.__version__ < (2, 5):
+        torch._dynamo.reset()
+
+
 def test_inductor_gives_values_within_its_tolerance_and_the_same_output() -> None:
     """E05"""
     if not TRACES_HOOKS:
@@ -245,11 +251,13 @@ def test_inductor_gives_values_within_its_tolerance_and_the_same_output() -> Non
     compiled = torch.compile(model)
     plain = compiled(x)
     with hl.capture(compiled, "*") as acts:
+        forget_graphs_of_old_torch()
         output = compiled(x)
     expected = eager_values(model, x, "*")
     assert torch.allclose(output, plain, atol=1e-6)
     assert all(torch.allclose(acts[site], expected[site], atol=1e-6) for site in expected)
     with hl.patch(compiled, {"1": 0.0}):
+        forget_graphs_of_old_torch()
         assert torch.allclose(compiled(x), model[2](torch.zeros_like(x)), atol=1e-6)
 
 
