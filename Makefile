@@ -22,7 +22,7 @@ JOBS ?= logical
 TESTS ?= tests
 # A file's tests run in one process, slow files first (tests/conftest.py). A crashed process fails the run: with another in
 # its place, xdist would wait for its tests forever.
-PYTEST = -m pytest -n $(JOBS) --maxprocesses 8 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
+PYTEST = python -m pytest -n $(JOBS) --maxprocesses 8 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 # The models in the tests are tiny: more than one thread for each of their operations only costs.
 export OMP_NUM_THREADS ?= 1
@@ -41,26 +41,26 @@ setup: $(INSTALLED)  ## Make .venv and install hookline with everything in it (o
 
 # pip installs torch, since pip's settings may name a CPU build, and uv does not read them. uv installs the rest, several
 # times faster. Where it can't, as with a package index that only pip's settings name, pip does.
-UV = $(BIN)/uv pip install --quiet --python $(BIN)/python --constraint $(CONSTRAINTS) --editable
+UV = $(BIN)/uv pip install --quiet --python $(BIN)/python --constraint $(CONSTRAINTS)
 PIP = $(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint $(CONSTRAINTS)
 
 $(DEMO_INSTALLED): pyproject.toml $(CONSTRAINTS)
 	@echo "Installing hookline and what its demo needs into $(VENV): once, about a minute"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(PIP) --no-compile torch uv
-	@$(UV) '.[demo]' || $(PIP) --editable '.[demo]'
+	@$(UV) --editable '.[demo]' || $(PIP) --editable '.[demo]'
 	@touch $@
 
 $(INSTALLED): $(DEMO_INSTALLED)
 	@echo "Installing the tools of the tests into $(VENV): once, about a minute"
-	@$(UV) '.[dev,all]' || $(PIP) --editable '.[dev,all]'
+	@$(UV) --editable '.[dev,all]' || $(PIP) --editable '.[dev,all]'
 	@touch $@
 
 demo: $(DEMO_INSTALLED)  ## Train a small net, look inside it, and write a page to browse (offline, under a minute)
 	@$(BIN)/hookline demo
 
 test: $(INSTALLED)  ## Run the tests, the examples of the README and the docs among them
-	$(BIN)/python $(PYTEST) $(TESTS)
+	$(BIN)/$(PYTEST) $(TESTS)
 
 # What runs there: the packages of the kernel, and the suites about its promises. Tests of packages that are missing skip.
 OLDEST_TESTS ?= $(addprefix tests/,values sites engine cache hooks failure_modes properties)
@@ -73,7 +73,7 @@ $(OLDEST_VENV)/.installed: pyproject.toml
 	@touch $@
 
 test-oldest: $(OLDEST_VENV)/.installed  ## Run the tests of the kernel on the oldest Python and torch (downloads CUDA with torch)
-	$(OLDEST_VENV)/bin/python $(PYTEST) $(OLDEST_TESTS)
+	$(OLDEST_VENV)/bin/$(PYTEST) $(OLDEST_TESTS)
 
 check: $(INSTALLED)  ## Lint, format and types
 	$(BIN)/ruff check .

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 # Set before torch is imported, and inherited by the processes that tests start.
 # Inductor compiles in this process: its pool of compile workers outlives the test that starts it.
 os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
-# Inductor writes plain C++; else it first compiles ten programs to find out which vector instructions there are.
+# Inductor writes plain C++, and its vectorised code is not tested. Otherwise it would first compile ten programs, to
+# find out which vector instructions there are.
 os.environ["TORCHINDUCTOR_VEC_ISA_OK"] = "0"
 # Some virtual machines report AMX and can't run it: there oneDNN fails, or crashes Python, at a bfloat16 linear.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
@@ -31,7 +32,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 @pytest.fixture(autouse=True)
 def models_are_left_as_found() -> Iterator[None]:
     """Fail when a test leaves a hook on a model, a block open, or a random seed behind that others would see."""
-    # Without a GPU, torch.manual_seed writes down who called it, which takes longer than many a test.
+    # Without a GPU, torch.manual_seed stores a stack trace, which takes longer than many tests.
     (torch.manual_seed if torch.cuda.is_available() else torch.default_generator.manual_seed)(0)
     yield
     gc.collect() if hooks_left() else None  # A Hooks that an exception's traceback still holds.
@@ -71,7 +72,10 @@ def nothing_is_compiled() -> None:
 
 @pytest.fixture(autouse=True, scope="module")
 def few_objects_to_collect() -> None:
-    """Keep the garbage collector away from everything that exists by now: each collection would take a second."""
+    """Keep the garbage collector away from everything that exists by now: each collection would take a second.
+
+    `gc.get_objects()` does not list these objects any more, and cycles among them are never freed.
+    """
     gc.collect()
     gc.freeze()
 

@@ -12,19 +12,25 @@ import pytest
 
 from tests.support.running import environment
 
-MODULES = ["torch.distributed.tensor.parallel", "hookline._harvest.harvest", "tests.support.parallel_models"]
+MODULES = [
+    "torch.distributed.tensor.parallel",
+    "hookline._harvest.harvest",
+    "tests.support.parallel_models",
+    "tests.support.ranks",
+]
 
 
 @functools.cache
 def prepared_processes() -> ForkServerContext:
-    """Return the context whose processes are forked from one that has imported `MODULES`, and nothing of this process.
+    """Return a context of multiprocessing. Its processes are forked from a server that has imported `MODULES`.
 
-    Like a process that is spawned, each gets its arguments pickled. Its environment is that of the first call.
+    They share no state with this process. Like a process that is spawned, each gets its arguments pickled. Its
+    environment is that of the first call.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([*MODULES, "tests.support.ranks"])
+    context.set_forkserver_preload(MODULES)
     with pytest.MonkeyPatch.context() as patch:
-        seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"  # Another one than here.
+        seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"  # Not that of this process.
         for name, value in environment(PYTHONHASHSEED=seed).items():
             patch.setenv(name, value)
         forkserver.ensure_running()

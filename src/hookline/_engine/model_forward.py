@@ -278,7 +278,7 @@ def _look_through(forward: Forward, model: nn.Module) -> list[Covered]:
     for tap in lost:
         tap.siblings = None
         now = names.find(tap.path)
-        if now is not None or tap.exact or tap.missing == RAISE:  # No warning if a pattern lost a module.
+        if now is not None or tap.exact or tap.missing == RAISE:  # A pattern may lose a module without a warning.
             found.append(why.LostModule(tap.site, now, places.get(id(tap.module), "")))
         if tap.record is not None:
             tap.record.clear()

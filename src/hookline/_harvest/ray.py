@@ -64,7 +64,8 @@ def begin(job: Job) -> bytes:
 def _counter_of_tries(ray: ModuleType) -> Any:
     """Start an actor that counts how often each unit was begun. It outlives the workers."""
 
-    class Tries:  # Ray sends a class of a function by value, so this actor imports neither hookline nor torch.
+    # Ray pickles a class that is defined inside a function by value, so this actor imports neither hookline nor torch.
+    class Tries:
         def __init__(self) -> None:
             self.begun: dict[int, int] = {}
 

@@ -426,9 +426,9 @@ def run_together(job: Job, together: Replica, listener: Listener) -> None:
 
 
 def _divide_units(job: Job, together: Replica, first: bool) -> list[list[int]]:
-    """Return lists of units: that of this process, then those of all processes; [] if no units are left.
+    """Return the units of this process, then those of each group of processes that run the same batches.
 
-    Processes that run the same batches count as one. The ranks exchange their lists of units that are left, so that all
+    If no units are left, return []. The ranks exchange their lists of units that are left, so that all
     agree.
     """
     storage, manifest = job.ready.open_store()

@@ -49,7 +49,8 @@ _SUSPENDED = (GeneratorType, CoroutineType, AsyncGeneratorType)
 _IMPORT = opmap["IMPORT_NAME"]
 _IS_HEAP_TYPE = 1 << 9  # A bit of `type.__flags__`; the attributes of classes without it can't change.
 # Code of these packages keeps nothing from a run of a model. Objects of the modules in `_HOLDING` can hold tensors.
-# An `assert` in a test file calls pytest's code, which leads to every test.
+# pytest is one of them because it rewrites each `assert` of a test file to call its own code: from there a search would
+# reach the session, and so every test.
 _FOREIGN = frozenset((*sys.stdlib_module_names, "torch", "hookline", "pytest", "_pytest"))
 _NAMES_OF_TORCH = ("torch", "nn", "F", "Tensor")  # The names under which modules import torch or parts of it.
 _HOLDING = frozenset(("builtins", "collections", "functools", "types", "weakref", "_thread"))
@@ -139,7 +140,7 @@ class Snapshot(NamedTuple):
     name: str
     holder: Any
     before: Any
-    is_foreign: bool = False  # It belongs to Python, torch or hookline: only entries that keep a tensor are restored.
+    is_foreign: bool = False  # It belongs to a package in `_FOREIGN`: only entries that keep a tensor are restored.
 
 
 def base_of(kind: type) -> Any:
@@ -347,7 +348,7 @@ def _attributes(one: Any) -> Any:
 
 
 def _is_foreign(one: Any) -> bool:
-    """Return True if an object belongs to Python, torch or hookline."""
+    """Return True if an object belongs to Python, torch, hookline or pytest."""
     if type(one) is FunctionType or issubclass(type(one), type):
         return _package(one) in _FOREIGN
     package = _package(type(one))

@@ -197,12 +197,11 @@ class Unit:
         After an error, the files are kept if the record may exist and list them.
         """
         self._is_kept = True
-        # `discard` on another thread sets `_is_over`, then reads `_is_kept`. So at least one of the two sees the other.
-        if self._is_over:
-            self._is_kept = False
-            self.discard()
-            raise StoreError(f"unit {self.unit} can't be committed: it was discarded")
         try:
+            # `discard` on another thread sets `_is_over`, then reads `_is_kept`, so at least one of the two sees the
+            # other. If both do, files may stay without a record: `remove_leftovers` removes them.
+            if self._is_over:
+                raise StoreError(f"unit {self.unit} can't be committed: it was discarded")
             self._is_kept = self._storage.create(unit_name(self.unit), record)
         except BaseException as error:
             found = self._is_committed()
