@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -368,3 +369,20 @@ def test_a_regular_expression_that_matches_a_part_of_a_name_is_told_that_it_has_
 def test_a_range_of_names_in_brackets_is_told_of_braces() -> None:
     with pytest.raises(hl.SiteError, match=r"several names are written with braces, as in 'h.\{0,1,2\}'"):
         hl.sites(GPT(), "h.[0-2]")
+
+
+def test_many_names_are_found_as_each_is_alone() -> None:
+    model = nn.ModuleDict({"a": nn.Sequential(nn.Linear(1, 1), nn.ReLU()), "b": nn.Linear(1, 1)})
+    model.add_module("b:grad_output", nn.Identity())
+    model["tied"] = model["b"]
+    texts = ["a.0", "a.1", "b", "a.0:grad_output", "a:grad_output", "b:grad_output", "tied", "a.*", "**", "a\\.0"]
+    for size in (2, 3):
+        for chosen in itertools.permutations(texts, size):
+            both = []
+            for options in ({}, {"transform": len}):
+                try:
+                    hooks = hl.capture(model, *chosen, **options)
+                    both.append([(hook.site, hook.action.kind) for hook in hooks])
+                except hl.SiteError as error:
+                    both.append(str(error))
+            assert both[0] == both[1], chosen

@@ -8,8 +8,9 @@ Text is parsed here, once, and never evaluated. `resolve.py` finds the places in
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from hookline._values.nested import STAR, subscript_text
 from hookline.errors import SiteError, did_you_mean
@@ -37,6 +38,7 @@ _RANGE = (
     "; for several name each ('h.0#1', 'h.0#2'), capture with keep='all', or look at call.number in an edit with "
     "with_call=True"
 )
+Place = TypeVar("Place", bound=tuple[Any, ...])
 _ANY_NAME = (("", ""),)  # A `*` alone.
 _ROOT = ((("",),),)  # The path of the model itself.
 
@@ -115,6 +117,13 @@ class Pattern(NamedTuple):
         if not path or (None not in self.segments and path.count(".") != len(self.segments) - 1):
             return False
         return _match_names(path.split("."), self.segments)
+
+    def choose(self, places: list[Place]) -> list[Place]:
+        """Return the places whose paths match; each place begins with its path."""
+        match = None if self.member.endswith("()") else _regex(self.segments)
+        if match is None:
+            return [place for place in places if self.matches(place[0])]
+        return [place for place in places if match(place[0])]
 
     def means(self, site: Site) -> bool:
         """Return True if a site matches: path and member by the wildcards, port, call and subscripts exactly."""
@@ -393,6 +402,23 @@ def _finish_subscript(text: str, start: int, items: list[Any]) -> Any:
     if items.count(Ellipsis) > 1:
         _refuse(text, start, "more than one '...'")
     return items[0] if len(items) == 1 else tuple(items)
+
+
+@lru_cache(maxsize=4096)
+def _regex(segments: Segments) -> Callable[[str], object] | None:
+    """Return a regular expression for wildcards, which is faster than `_match_names`.
+
+    Return None for several gaps in one name, or several `**`: a regular expression could try them in very many ways.
+    """
+    if segments.count(None) > 1 or any(len(pieces) > 2 for names in segments for pieces in names or ()):
+        return None
+    *above, last = [None if names is None else _regex_of_name(names) for names in segments]
+    parts = [r"(?:[^.]+\.)*" if one is None else rf"{one}\." for one in above]
+    return re.compile("".join([*parts, r"[^.]+(?:\.[^.]+)*" if last is None else last])).fullmatch
+
+
+def _regex_of_name(alternatives: Alternatives) -> str:
+    return f"(?:{'|'.join('[^.]+'.join(map(re.escape, pieces)) for pieces in alternatives)})"
 
 
 def _match_names(names: list[str], segments: Segments) -> bool:

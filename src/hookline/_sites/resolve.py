@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from itertools import groupby
 from typing import Any, NamedTuple, Union
 
 import torch
@@ -39,6 +40,7 @@ Where = Union[str, Site, nn.Module, type, "re.Pattern[str]", Predicate, Iterable
 
 MARKS = (":", "[", "#", "/", ".")  # The second part of a pair begins with one of these.
 _PLAIN = Pattern("", "", ())
+_GRADIENT = ":grad_output"
 
 
 class Found(NamedTuple):
@@ -281,28 +283,92 @@ def _refuse_blind(path: str, module: nn.Module, site: Site | None = None) -> Non
         raise SiteError(f"{path!r} is a {type(module).__name__}, which is never called{below}")
 
 
-def find_modules(model: nn.Module, where: Any) -> tuple[list[Named], bool] | None:
-    """Return the modules that a name, a pattern, a type or a regular expression means, and whether it is exact.
+class Modules(NamedTuple):
+    """Modules that one `where` means, and which value of each: its output or the gradient of that."""
 
-    It is a fast `find_places` for whole outputs. It returns None if `find_places` has to be used.
+    places: list[Named]
+    exact: bool
+    port: str
+
+
+def find_modules(model: nn.Module, where: Sequence[Any]) -> list[Modules] | None:
+    """Return the modules that names, patterns, types and regular expressions mean, with or without ":grad_output".
+
+    It is a fast `find_places` for whole outputs and their gradients. It returns None if `find_places` has to be used.
     """
+    _refuse_replicas(model)
     names = Names(model)
+    if len(where) == 1 and type(where[0]) is not list:
+        modules = _modules(names, where[0])
+        return None if modules is None else [modules]
+    if list in map(type, where):
+        where = [item for one in where for item in (one if type(one) is list and one else (one,))]
+    if len(where) > 1 and set(map(type, where)) == {str}:
+        every = _by_names(names, where)
+        if every is not None:
+            return every
+    found: list[Modules] = []
+    for one in where:
+        modules = _modules(names, one)
+        if modules is None:
+            return None
+        if found and found[-1][1:] == modules[1:]:
+            found[-1].places.extend(modules.places)
+        else:
+            found.append(modules)
+    return _if_different(found)
+
+
+def _by_names(names: Names, texts: Sequence[str]) -> list[Modules] | None:
+    """Return the modules of many exact names, with or without ":grad_output"; None if a text is anything else."""
+    found: list[Modules] = []
+    for is_gradient, group in groupby(texts, lambda text: text.endswith(_GRADIENT)):
+        same = list(group)
+        places = names.locate_each([text.removesuffix(_GRADIENT) for text in same] if is_gradient else same)
+        if places is None or any(map(may_be_blind, {type(module) for _, module, _ in places})):
+            return None
+        if is_gradient and any(
+            [text.rpartition(".")[2] in (place[2] or ()) for text, place in zip(same, places, strict=True)]
+        ):
+            return None  # Part of the name of a module.
+        found.append(Modules(places, True, "grad_output" if is_gradient else "output"))
+    return found if len(found) == 1 else _if_different(found)
+
+
+def _if_different(found: list[Modules]) -> list[Modules] | None:
+    """Return the modules, or None if two of the same port are one."""
+    each = [(id(place[1]), modules.port) for modules in found for place in modules.places]
+    return found if len(set(each)) == len(each) else None
+
+
+def _modules(names: Names, where: Any) -> Modules | None:
+    """Return the modules that one `where` means; None if `find_places` has to be used."""
+    port = "output"
+    if type(where) is tuple and len(where) == 2 and where[1] == _GRADIENT:
+        where, port = where[0], "grad_output"
+        if isinstance(where, str):
+            where += _GRADIENT
     if isinstance(where, str):
         place = names.locate_plain(where)
         if place is not None:
-            return None if may_be_blind(type(place[1])) else ([place], True)
+            return None if may_be_blind(type(place[1])) else Modules([place], True, port)
         try:
             pattern = parse(where)
         except SiteError:
             return None  # It may be the name of a module below a wrapper, even with marks in it.
-        if pattern.path is not None or pattern[3:] != _PLAIN[3:] or names.locate(where) is not None:
+        if pattern[4:] != _PLAIN[4:] or pattern.port not in ("output", "grad_output"):
             return None
-        where = pattern
+        if pattern.path is not None:
+            place = names.locate_plain(pattern.path)
+            usable = place is not None and not may_be_blind(type(place[1])) and names.locate(where) is None
+            return Modules([place], True, pattern.port) if place is not None and usable else None
+        if names.locate(where) is not None:
+            return None
+        where, port = pattern, pattern.port
     elif not isinstance(where, (type, re.Pattern)):
         return None
-    _refuse_replicas(model)
     places = _seen(names.walk(where) if isinstance(where, type) else _choose(names.walk(), where))
-    return (places, False) if places else None
+    return Modules(places, False, port) if places else None
 
 
 def _seen(chosen: list[Named]) -> list[Named]:
@@ -359,7 +425,7 @@ def _choose(everything: list[Named], where: Any) -> list[Named]:
     if isinstance(where, type):
         return [place for place in everything if isinstance(place[1], where)]
     if isinstance(where, Pattern):
-        chosen = [place for place in everything if where.matches(place[0])]
+        chosen = where.choose(everything)
         if "{" in where.text and chosen:
             _warn_of_absent(where, (path for path, _, _ in chosen))
         return chosen

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, NoReturn
 
@@ -15,14 +16,15 @@ from hookline.errors import HooklineError, SiteError
 
 # Wrappers that hold one model and change its names: the name of the child, and those of the wrapper's classes.
 _WRAPPERS = {
-    "_orig_mod": ("OptimizedModule",),
-    "module": ("DistributedDataParallel", "DataParallel", "AveragedModel"),
-    "_fsdp_wrapped_module": ("FullyShardedDataParallel",),
-    "_checkpoint_wrapped_module": ("ActivationWrapper",),
-    "_hooked_model": ("HookedModel",),
-    "base_model": ("PeftModel",),
-    "model": ("BaseTuner",),
+    "_orig_mod": {"OptimizedModule"},
+    "module": {"DistributedDataParallel", "DataParallel", "AveragedModel"},
+    "_fsdp_wrapped_module": {"FullyShardedDataParallel"},
+    "_checkpoint_wrapped_module": {"ActivationWrapper"},
+    "_hooked_model": {"HookedModel"},
+    "base_model": {"PeftModel"},
+    "model": {"BaseTuner"},
 }
+_name_of = operator.attrgetter("__name__")
 
 Children = Mapping[str, nn.Module | None]
 Link = tuple[dict[str, Any], str, Any]  # A table of children or attributes, a key, and the object there.
@@ -32,9 +34,13 @@ MANY = 16  # From this many names on, one walk through the model is cheaper than
 
 def wrapped_model(module: nn.Module) -> nn.Module | None:
     """Return the model inside a known wrapper, or None."""
-    held = children_of(module)
-    for key in held if len(held) <= 2 else ():
-        if key in _WRAPPERS and any(base.__name__ in _WRAPPERS[key] for base in type(module).__mro__):
+    held: Children = module._modules
+    if len(held) > 2:
+        return None
+    if not isinstance(held, dict):
+        held = children_of(module)
+    for key in held:
+        if key in _WRAPPERS and not _WRAPPERS[key].isdisjoint(map(_name_of, type(module).__mro__)):
             return held[key]
     return None
 
@@ -116,9 +122,9 @@ class Names:
 
     def holders(self, tensor: Tensor) -> list[tuple[nn.Module, str]]:
         """Return every module that holds a tensor, and under which name."""
-        return [(module, name) for module, name, held in self._tensors() if held is tensor]
+        return [(module, name) for module, name, held in self.tensors() if held is tensor]
 
-    def _tensors(self) -> list[tuple[nn.Module, str, Tensor | None]]:
+    def tensors(self) -> list[tuple[nn.Module, str, Tensor | None]]:
         """Return every parameter and buffer with its module and name, in one loop: a call for each module is slow."""
         found: list[tuple[nn.Module, str, Tensor | None]] = []
         seen = set[int]()
@@ -163,6 +169,24 @@ class Names:
             if module is None or (module._modules and wrapped_model(module) is not None):
                 return None
         return path, module, siblings
+
+    def locate_each(self, paths: Sequence[str]) -> list[Named] | None:
+        """Return different modules by their names; None if `locate_plain` can't find one, or two names mean one."""
+        found: list[Named] = []
+        parents: dict[str, Children | None] = {}
+        for path in paths:
+            above, _, key = path.rpartition(".")
+            if above not in parents:
+                parent = self.locate_plain(above) if above else None
+                module = parent[1] if parent is not None else None if above else self._model()
+                is_plain = module is not None and wrapped_model(module) is None
+                parents[above] = children_of(module) if module is not None and is_plain else None
+            siblings = parents[above]
+            module = None if siblings is None else siblings.get(key)
+            if module is None or (module._modules and wrapped_model(module) is not None):
+                return None
+            found.append((path, module, siblings))
+        return found if len({id(module) for _, module, _ in found}) == len(found) else None
 
     def of(self, module: nn.Module) -> list[str]:
         """Return every name of a module object; for one outside the module tree, a name made of its class."""
@@ -211,7 +235,7 @@ class Survey(Names):
     @cached_property
     def _by_tensor(self) -> dict[int, list[tuple[nn.Module, str]]]:
         found: dict[int, list[tuple[nn.Module, str]]] = {}
-        for module, name, tensor in self._tensors():
+        for module, name, tensor in self.tensors():
             found.setdefault(id(tensor), []).append((module, name))
         return found
 
