@@ -44,20 +44,25 @@ def not_left() -> Blocks:
     return here.difference([token() for token in _left.copy()]) if _left else here
 
 
-def close_block(token: object) -> None:
+def close_block(token: Token) -> None:
     """Close a block. Blocks may be closed in any order, and from another context than the one that opened them.
 
     During garbage collection the block is only marked as left. Before Python 3.12, setting a context variable at
     that moment may crash Python: it frees memory in which Python may be setting another one. No hook acts in a block
     that was left, so its token can stay in the set until another block opens or closes here.
     """
+    within, before = token.opened
+    token.opened = _NEVER_OPENED  # It holds the block itself.
     if list(_phases)[-1] == "start":  # One step: no other thread can move the keys while the list is made.
         _left.add(weakref.ref(token, _left.discard))
+    elif open_blocks.get() is within and not _left:
+        open_blocks.set(before)  # The usual case. Hooks of the outer blocks know this set: see `hot_path`.
     else:
         open_blocks.set(not_left() - {token})
 
 
 _left = set[weakref.ref[object]]()
+_NEVER_OPENED: tuple[Blocks | None, Blocks] = None, frozenset()
 # The last key is the current phase of Python's garbage collector. A C function moves it there: in a Python function a
 # Ctrl-C would be lost.
 _phases = OrderedDict.fromkeys(("start", "stop"))
@@ -73,6 +78,7 @@ class Token:
     """Stands for a `with` block in the set of open blocks."""
 
     skipped: frozenset[int] = frozenset()  # The ids of modules that were skipped while the block was open.
+    opened = _NEVER_OPENED  # The set of open blocks with this one, and the set before it was opened.
 
     def is_on(self, _model: nn.Module) -> bool:
         """Return True if the block is open on this model, on a part of it or on a model that holds it."""
@@ -153,6 +159,7 @@ class Session:
     generator: Generating | None = None  # The generator that opened the block, if one did.
     called = ""  # The callable that hl.run called, if it did not call the model itself.
     over = ""  # Why no more values will come.
+    kinds: frozenset[type] = frozenset()  # The classes of the modules that the hooks are attached to.
     forked = False  # Whether this process was forked from the one that placed the hooks.
 
     def __init__(self) -> None:
@@ -161,7 +168,7 @@ class Session:
         self.model: Callable[[], nn.Module | None] = _nothing  # The model that the hooks are on, held weakly.
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = {key: value for key, value in self.__dict__.items() if key not in ("lifecycle", "generator")}
+        kept = {key: value for key, value in self.__dict__.items() if key not in ("lifecycle", "generator", "kinds")}
         return kept | {"model": _nothing}
 
     def restart(self) -> None:

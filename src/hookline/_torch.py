@@ -18,11 +18,13 @@ from __future__ import annotations
 import dis
 import os
 import sys
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from operator import attrgetter
 from types import CellType, CodeType, FrameType
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -190,6 +192,21 @@ unseen_by_modes_and_subclasses = torch._C.DisableTorchFunction
 unseen_by_subclasses = torch._C.DisableTorchFunctionSubclass
 # A context manager that hides operations from every `TorchDispatchMode`, such as one that makes all tensors fake.
 unseen_by_dispatch_modes = _python_dispatch._disable_current_modes
+Made = TypeVar("Made")  # The type of what a function makes.
+
+
+def outside_all_modes(make: Callable[[], Made]) -> Made:
+    """Return what a function makes in a new thread, which no mode and no transform of the user reaches.
+
+    This is for tensors that a file makes when it is imported. `hl.capture` imports the engine on its first use, which
+    may be inside inference mode, a fake tensor mode, `torch.device("meta")` or a transform of torch.func.
+    """
+    try:
+        with ThreadPoolExecutor(1) as threads:
+            return threads.submit(make).result()
+    except RuntimeError:  # No thread can be started while Python shuts down, or where the system has no threads.
+        return make()
+
 
 # Tracing and transforms. All are always there, except the flag for torch.export.
 
@@ -325,6 +342,15 @@ def is_replayed_over(tensor: Tensor) -> bool:
 version_of: Callable[[Tensor], int] = attrgetter("_version")  # How often a tensor was written to.
 is_view: Callable[[Tensor], bool] = Tensor._is_view
 base_of: Callable[[Tensor], Tensor | None] = attrgetter("_base")  # The base of a view; None for any other tensor.
+
+
+def add_first_gradient_hook(tensor: Tensor, hook: Callable[[Tensor], Any]) -> None:
+    """Add the first hook of a tensor that has a `grad_fn`: `register_hook` without a handle, in a third of the time."""
+    tensor._backward_hooks = OrderedDict({_FIRST: hook})
+    tensor.grad_fn._register_hook_dict(tensor)  # type: ignore[union-attr]
+
+
+_FIRST = -1  # The key of that hook. Handles of torch's hooks count from 0.
 gradient_hooks: Callable[[Tensor], Any] = attrgetter("_backward_hooks")  # None if there never was a hook.
 make_subclass: Callable[..., Any] = Tensor._make_subclass  # Make a tensor of a class with the memory of another one.
 norms_together: Callable[..., tuple[Tensor, ...]] = torch._foreach_norm  # The norms of many tensors at once.
@@ -397,13 +423,14 @@ def when_backward_ends(function: Callable[[], Any]) -> None:
 
 # Activation checkpointing. Torch keeps the function that recomputes a segment in local variables.
 
+_is_forward_ad_enabled: Callable[[], bool] = getattr(torch._C, "_is_fwd_grad_enabled", bool)
 _reentrant_code = checkpoint.CheckpointFunction.forward.__code__
 _checkpoint_file = checkpoint.__file__
 
 
 def is_in_reentrant_checkpoint() -> bool:
     """Return True during the first pass of a reentrant checkpoint: it has no gradients, but its recomputation has."""
-    return bool(frames_of(_reentrant_code))
+    return not _is_forward_ad_enabled() and bool(frames_of(_reentrant_code))
 
 
 def is_in_checkpoint() -> bool:
@@ -417,6 +444,8 @@ def recomputations() -> list[tuple[Any, str]]:
     If torch renames these variables, a non-reentrant segment is not found, and a reentrant one raises a KeyError.
     """
     if not torch.is_grad_enabled():  # Only a reentrant one runs without gradients, and runs again with them.
+        if _is_forward_ad_enabled():
+            return []  # A reentrant one is an autograd.Function, in which forward-mode AD is off.
         return [(frame.f_locals["ctx"], "run_function") for frame in frames_of(_reentrant_code)]
     if saving_hooks(True) is None:
         return []  # A checkpoint that is not reentrant packs the tensors that autograd saves.
@@ -481,9 +510,13 @@ _STAGES = "torch.distributed.pipelining.stage"
 REHEARSAL = -1  # Stands for a microbatch's number when a stage runs without data to find out its shapes.
 
 
+# The process groups of this process. Every block asks for them: `dist.is_initialized()` takes four calls to tell.
+_world: Any = dist.distributed_c10d._world if dist.is_available() else None
+
+
 def is_running() -> bool:
     """Return True if this process belongs to a torch.distributed process group."""
-    return dist.is_available() and dist.is_initialized()
+    return _world is not None and _world._default_pg is not None
 
 
 def default_store() -> Any:

@@ -56,7 +56,7 @@ def serve(path: str) -> list[str]:
     """Start programs until stdin is closed. This returns only in a program: the arguments that it is run with."""
     import gc
 
-    import hookline  # noqa: F401
+    from hookline import capture  # noqa: F401 (imports torch and the engine)
 
     gc.freeze()  # Programs need not look through all of torch for garbage.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # Nobody waits for the processes that attend to one client.

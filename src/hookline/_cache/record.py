@@ -154,6 +154,7 @@ class Record:
     count: int  # Calls so far.
     seen: int  # The forward in which it last fired; NEVER sends the hot path to `put`.
     order: int  # When it first fired.
+    port = "output"  # The port of a hot tap's site.
     keep: int | None = 1
     repeated = False  # Whether it fired several times in one forward.
     is_traced = False  # Whether a compiled graph stored the value, and may reuse its memory.
@@ -176,7 +177,7 @@ class Record:
     @cached_property
     def site(self) -> Site:
         """The site it keeps. For a hot tap it is created on first access."""
-        return Site(self.path)
+        return Site(self.path, self.port)
 
     def put(self, value: Any, stamp: Any, forward: int, version: int = -1) -> None:
         """Keep the value of the call that began at `stamp`."""
@@ -299,6 +300,14 @@ class Record:
         self.seen = NEVER
         self.repeated = False
         self.family = None if self.family is None else {}
+
+
+class GradientRecord(Record):
+    """The record of a hot tap at the gradient of a module's output."""
+
+    __slots__ = ()
+
+    port = "grad_output"
 
 
 def _out_of_graph(tensor: Tensor) -> Tensor:

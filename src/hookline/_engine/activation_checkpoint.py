@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from contextlib import nullcontext
 from contextvars import ContextVar
 from typing import Any
 
@@ -34,14 +33,11 @@ class Replay:
         self.left = {called: deque(events) for called, events in self.events.items()}
         self.task = self.parent.task if self.parent is not None else graph_task()
         taps: list[Tap] = [tap for events in self.events.values() for event in events for tap, _ in event.taps]
-        attach_for_now = taps[0].attach_for_now if taps else None
         before, blocks = _replaying.get(), open_blocks.get()
         try:
             _replaying.set(self)
             open_blocks.set(NO_BLOCKS)
-            with (
-                nullcontext() if attach_for_now is None else attach_for_now(list(dict.fromkeys(taps)))
-            ):  # The taps may be detached by now.
+            with Tap.attach_for_now(list(dict.fromkeys(taps))):  # The taps may be detached by now.
                 return self.recompute(*args, **kwargs)
         finally:
             open_blocks.set(blocks)

@@ -38,16 +38,40 @@ def act(tap: Tap, value: Any, call: Call, event: Event) -> Any:
         seen = parameter_operations.plain(value) if parameter_operations.in_use else value
         new = _change(tap, seen, call, event)
         new = value if new is seen else new
-    except SiteError as error:
-        short = why.why_short(tap, value) if tap.subscripts else ""
-        blame(call.site, SiteError(f"{error}{short}") if short else error)
-    except EditError as error:
-        blame(call.site, EditError(f"{error}{why.why_short(tap, value)}") if error.is_longer else error)
     except Exception as error:
-        blame(call.site, error)
+        _explain(tap, value, call.site, error)
     if isinstance(action, Apply):
         event.check(tap, new)
     return new
+
+
+def change_output(tap: Tap, output: Any, call: Call, own: dict[int, Any]) -> Any:
+    """Let a tap change the output of a module that has no other tap. Return the value that the model continues with.
+
+    Args:
+        own: The containers in the output that nobody else holds.
+    """
+    action = tap.action
+    if type(output) is not Tensor or action.gathering is not None or parameter_operations.in_use:
+        event = Event([(tap, call.number)])
+        event.own = own
+        return act(tap, output, call, event)
+    tap.fired = True
+    try:
+        return action(output, call, True)
+    except Exception as error:
+        _explain(tap, output, call.site, error)
+
+
+def _explain(tap: Tap, value: Any, site: Site, error: Exception) -> NoReturn:
+    """Raise an error of a tap with its site, and with the likely reason if it is one of hookline's."""
+    try:
+        is_short = isinstance(error, SiteError) and tap.subscripts
+        is_longer = isinstance(error, EditError) and error.is_longer
+        short = why.why_short(tap, value) if is_short or is_longer else ""
+        blame(site, type(error)(f"{error}{short}") if short else error)
+    finally:
+        del error  # Break a reference cycle: see `blame`.
 
 
 def _change(tap: Tap, value: Any, call: Call, event: Event) -> Any:

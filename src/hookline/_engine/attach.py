@@ -10,7 +10,7 @@ from __future__ import annotations
 import copyreg
 import threading
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import CodeType, FunctionType, MethodType
 from typing import Any
@@ -18,17 +18,19 @@ from typing import Any
 from torch import nn
 
 from hookline._engine import parameters
+from hookline._engine.action import Stop
 from hookline._engine.compiled import code_for, keep_dynamo_out
 from hookline._engine.functions import Pause, entries_of, pauses_below
 from hookline._engine.gradients import following_gradients
 from hookline._engine.model_forward import ModelTap
 from hookline._engine.shadowed_forward import (
-    CODE,
     GONE,
     HOT_CODES,
+    HOT_PATHS,
     SCRIPT,
     Shadow,
     gone,
+    hot_group,
     hot_path,
     hot_tap_of,
     is_shadow,
@@ -37,63 +39,68 @@ from hookline._engine.shadowed_forward import (
     unhooked,
     written_in,
 )
-from hookline._engine.tap import HotTap, Tap
+from hookline._engine.tap import HotGradientTap, HotTap, KeepingTap, Tap
 from hookline._engine.unsupported_tracing import refuse_scripting
 from hookline._open_blocks import Blocks, Session
+from hookline._sites.language import Site
 from hookline._sites.members import method_names
 from hookline._sites.tree import refuse_data_parallel
 from hookline._torch import REPLICATE, cell_content, is_dynamo_loaded
 
 # The classes of hooked modules, each with the reducer that copyreg had for it before, and the sessions of the hooks.
 _reducers: dict[type, tuple[Any, set[Session]]] = {}
-Common = tuple[dict[str, Any], CodeType | None]  # A shadow's attributes, and its code if the class has its own copy.
+_OWNERS = {HotGradientTap, KeepingTap}  # Taps that may share their shadow.
 _WRITTEN = (FunctionType, staticmethod, classmethod)
 _changing = threading.RLock()
 
 
-def attach(taps: Iterable[Tap], acts_in: Blocks | None = None) -> None:
+def attach(taps: Sequence[Tap], acts_in: Blocks | None = None) -> None:
     """Attach taps to their modules.
 
     Args:
         acts_in: The open blocks in which the taps act, if known. Saves the first call from checking.
     """
-    if is_dynamo_loaded():
+    has_dynamo = is_dynamo_loaded()
+    if has_dynamo:
         keep_dynamo_out()
-    noted: dict[type, Common | None] = {}
+    if HotGradientTap in map(type, taps):  # A `HotTap` can join a `HotGradientTap`, but not the other way.
+        taps = sorted(taps, key=lambda tap: type(tap) is not HotGradientTap)
+    noted: dict[type, dict[str, Any] | None] = {}
+    codes: dict[tuple[type, Any], CodeType] = {}
     with _changing:
         for tap in taps:
             tap.acts_in = acts_in
             if tap.shadow is not None:
                 continue
-            module = tap.module
+            module, make = tap.module, HOT_PATHS.get(type(tap))
             names, kind = module.__dict__, type(module)
-            if type(tap) is not HotTap or "forward" in names:
+            if make is None or "forward" in names:
                 _attach(tap)
                 continue
-            common = noted[kind] if kind in noted else _note(kind, noted, tap.session)
-            if common is None:
+            if kind not in noted:
+                noted[kind] = _note(kind, tap.session)
+            shared = noted[kind]
+            if shared is None:
                 _attach(tap)
                 continue
-            # The usual case: a plain capture on a module whose forward nobody has replaced.
-            function = hot_path(tap)
-            function.__dict__, code = common
-            if code is not None:
-                function.__code__ = code
+            # The usual case: a plain hook on a module whose forward nobody has replaced.
+            function = make(tap)
+            function.__dict__ = shared
+            if has_dynamo:
+                if (kind, make) not in codes:
+                    codes[kind, make] = code_for(kind, function.__code__, HOT_CODES)
+                function.__code__ = codes[kind, make]
             names[REPLICATE] = refuse_data_parallel
+            if make is not hot_path and SCRIPT not in names:
+                names[SCRIPT] = refuse_scripting
             tap.shadow = names["forward"] = MethodType(function, module)
 
 
-def _note(kind: type[nn.Module], noted: dict[type, Common | None], session: Session) -> Common | None:
-    """Note and return what all shadows of a class share; None if its forward isn't a function (a staticmethod, say)."""
+def _note(kind: type[nn.Module], session: Session) -> dict[str, Any] | None:
+    """Return the attributes of all shadows of a class; None if its forward isn't a function, say a builtin."""
     _copy_unhooked(kind, session)
-    is_function = type(kind.__dict__.get("forward") or written_in(kind, "forward")) is FunctionType
-    noted[kind] = _common(kind) if is_function else None
-    return noted[kind]
-
-
-def _common(kind: type[nn.Module]) -> Common:
-    # `__wrapped__` is for inspect.signature(model.forward).
-    return {"__wrapped__": kind.forward}, code_for(kind, CODE, HOT_CODES)
+    own = kind.__dict__.get("forward") or written_in(kind, "forward")
+    return {"__wrapped__": own} if type(own) is FunctionType else None  # For inspect.signature(model.forward).
 
 
 def _attach(tap: Tap) -> None:
@@ -106,7 +113,6 @@ def _attach(tap: Tap) -> None:
 
 
 def _put_on(tap: Tap) -> None:
-    tap.attach_for_now = attached_for_now
     if tap.holders:
         parameters.attach(tap)
         for module, _ in tap.holders:
@@ -117,11 +123,14 @@ def _put_on(tap: Tap) -> None:
     before = module.__dict__.get(name)
     plain = hot_tap_of(before, module) if before is not None else None
     shadow = shadow_of(before, module) if before is not None and plain is None else None
-    if plain is not None:
+    if plain is not None and plain.beside is None and _may_share(plain, tap):
+        tap.shadow = plain.shadow
+        plain.beside = tap
+    elif plain is not None:
         _leave_hot_path(plain, tap)
     elif shadow is not None:
         tap.shadow = shadow
-        shadow.change((*shadow.all, tap))
+        shadow.add(tap)
     else:
         tap.shadow = shadow = Shadow(module, name, before)
         shadow.change((tap,))
@@ -139,30 +148,53 @@ def _put_on(tap: Tap) -> None:
         attach(tap.helpers)
 
 
-def _leave_hot_path(plain: HotTap, tap: Tap) -> None:
-    """Put a `HotTap` and a second tap on one `Shadow`. Build the shadow before anything changes, in case of Ctrl-C."""
+def _may_share(plain: Tap, tap: Tap) -> bool:
+    """Return True if a tap can share the shadow of another: a capture that of a gradient, a stop that of a capture."""
+    if type(plain) is HotGradientTap:
+        return type(tap) is HotTap and tap.order < plain.order  # It acts first.
+    return type(plain) is KeepingTap and isinstance(tap.action, Stop) and tap.site == Site(tap.path)
+
+
+def _leave_hot_path(plain: Tap, tap: Tap) -> None:
+    """Put the taps of a hot shadow and another tap on one `Shadow`. It is built first, in case of Ctrl-C."""
     shadow = Shadow(plain.module, "forward", None)
-    shadow.change((plain, tap))
+    taps = hot_group(plain)
+    shadow.change((*taps, tap))
     left: Any = plain.shadow
     plain.module.__dict__["forward"] = shadow.method
-    plain.shadow = tap.shadow = shadow
+    tap.shadow = shadow
+    for one in taps:
+        one.shadow = shadow
+        one.acts_in = None
+    plain.beside = None
     if SCRIPT not in plain.module.__dict__:
         plain.module.__dict__[SCRIPT] = refuse_scripting
-    plain.acts_in = None
     left.__func__.__closure__[0].cell_contents = gone(shadow)  # Torch or other code may still call the old shadow.
 
 
-def _take_hot_path(plain: HotTap, shadow: Shadow) -> None:
-    """Move a `HotTap` back to the hot path, once it is alone on its module again."""
-    function = hot_path(plain)
-    function.__dict__, code = _common(type(plain.module))
-    function.__code__ = code or function.__code__
+def _take_hot_path(plain: Tap, shadow: Shadow) -> None:
+    """Move a tap back to its hot path, once it is alone on its module again."""
+    function = HOT_PATHS[type(plain)](plain)
+    function.__wrapped__ = type(plain.module).forward
+    function.__code__ = code_for(type(plain.module), function.__code__, HOT_CODES)
     method, names = MethodType(function, plain.module), plain.module.__dict__
-    if SCRIPT in names and names[SCRIPT] is refuse_scripting:
-        del names[SCRIPT]
     names["forward"] = plain.shadow = method
     shadow.heir = weakref.ref(plain)  # Set before `leave`: another thread may be about to call the shadow.
-    shadow.leave()
+    shadow.leave()  # Takes the refusal to be scripted with it.
+    if type(plain) is not HotTap and SCRIPT not in names:
+        names[SCRIPT] = refuse_scripting
+
+
+def _leave_alone(tap: Tap, beside: Tap) -> None:
+    """Detach a tap that shares its shadow, and leave the tap beside it on a `Shadow`."""
+    shadow = Shadow(tap.module, "forward", None)
+    shadow.change((beside,))
+    left: Any = tap.shadow
+    if tap.module.__dict__.get("forward") is left:
+        tap.module.__dict__["forward"] = shadow.method
+    beside.shadow = shadow
+    beside.acts_in = tap.beside = tap.shadow = tap.acts_in = None
+    left.__func__.__closure__[0].cell_contents = gone(shadow)
 
 
 def _add_helpers(tap: Tap) -> None:
@@ -180,21 +212,31 @@ def _written_methods(module: nn.Module) -> list[str]:
     return [name for name in names if type(written_in(kind, name)) in _WRITTEN]
 
 
-def detach(taps: Iterable[Tap]) -> None:
+def detach(taps: Sequence[Tap]) -> None:
     """Detach taps. The last tap of a module leaves the module as it was found."""
+    if not _OWNERS.isdisjoint(map(type, taps)):  # Last, since the shadow is theirs: see `hot_gradient_path`.
+        taps = sorted(taps, key=lambda tap: type(tap) in _OWNERS)
     with _changing:
         for tap in taps:
             shadow: Any = tap.shadow
             if shadow is None:
                 continue
             if type(shadow) is MethodType:
-                names = tap.module.__dict__
-                if names.get("forward") is shadow:  # Else somebody has wrapped it: their wrapper stays.
-                    del names["forward"]
-                if REPLICATE in names:
-                    del names[REPLICATE]
-                # A copy of the module may keep the shadow alive. It must not keep the tap and its values alive.
-                shadow.__func__.__closure__[0].cell_contents = GONE  # type: ignore[index]  # It has a closure.
+                cell: Any = shadow.__func__.__closure__[0]  # type: ignore[index]  # It has a closure.
+                if cell.cell_contents is not tap:  # It shares the shadow of another.
+                    cell.cell_contents.beside = None
+                elif tap.beside is not None:
+                    _leave_alone(tap, tap.beside)
+                else:
+                    names = tap.module.__dict__
+                    if "forward" in names and names["forward"] is shadow:  # Else somebody has wrapped it: that stays.
+                        del names["forward"]
+                    if REPLICATE in names:
+                        del names[REPLICATE]
+                    if SCRIPT in names and names[SCRIPT] is refuse_scripting:
+                        del names[SCRIPT]
+                    # A copy of the module may keep the shadow alive. It must not keep the tap and its values alive.
+                    cell.cell_contents = GONE
             elif tap.holders:
                 parameters.detach(tap)
             else:
@@ -203,9 +245,9 @@ def detach(taps: Iterable[Tap]) -> None:
 
 
 def _detach(tap: Tap, shadow: Shadow) -> None:
-    plain = shadow.remove(tap)
-    if plain is not None:
-        _take_hot_path(plain, shadow)
+    last = shadow.remove(tap)
+    if last is not None:
+        _take_hot_path(last, shadow)
     if tap.helpers:
         detach(tap.helpers)
         tap.helpers = None  # They refer to the tap: the cycle would keep the model alive.
@@ -216,12 +258,15 @@ def _copy_unhooked(kind: type[nn.Module], session: Session) -> None:
 
     A shallow copy would otherwise hold a shadow that is bound to the original module, and would run the original.
     """
+    if kind in session.kinds:
+        return
     table = copyreg.dispatch_table
-    if kind not in _reducers:
+    session.kinds |= {kind}
+    if kind in _reducers:
+        _reducers[kind][1].add(session)
+    else:
         _reducers[kind] = (table[kind] if kind in table else None), {session}  # noqa: SIM401  # Without a call.
         table[kind] = _reduce
-    elif session not in _reducers[kind][1]:
-        _reducers[kind][1].add(session)
 
 
 def _reduce(module: nn.Module) -> Any:
@@ -239,18 +284,20 @@ def copy_as_before(session: Session) -> None:
         if lifecycle is not None and lifecycle.forward.owner is not None:  # Its hooks are still, or again, attached.
             return
         table = copyreg.dispatch_table
-        for kind in tuple(_reducers):
-            before, sessions = _reducers[kind]
-            if sessions != {session}:
-                sessions.discard(session)
+        for kind in session.kinds:
+            if kind not in _reducers:  # Ctrl-C has interrupted this function before.
                 continue
-            if table.get(kind) is not _reduce:
-                pass  # Somebody has replaced our reducer since.
-            elif before is not None:
-                table[kind] = before
-            else:
-                del table[kind]
+            before, sessions = _reducers[kind]
+            sessions.discard(session)
+            if sessions:
+                continue
+            if kind in table and table[kind] is _reduce:  # Else somebody has replaced our reducer since.
+                if before is None:
+                    del table[kind]
+                else:
+                    table[kind] = before
             del _reducers[kind]
+        session.kinds = frozenset()
 
 
 def strip(module: nn.Module) -> None:
@@ -275,6 +322,9 @@ def attached_for_now(taps: list[Tap]) -> Iterator[None]:
             copy_as_before(session)
 
 
+Tap.attach_for_now = staticmethod(attached_for_now)
+
+
 def taps_on(module: nn.Module) -> tuple[Tap, ...]:
     """Return the taps on a module, its methods and its parameters, even if somebody has wrapped its forward since."""
     found: tuple[Tap, ...] = ()
@@ -287,6 +337,14 @@ def taps_on(module: nn.Module) -> tuple[Tap, ...]:
         if shadow is not None:
             found += (*shadow.around, *shadow.taps)
     return found + parameters.parameter_taps_on(module)
+
+
+def same_taps(tap: Tap) -> list[Tap]:
+    """Return the taps that do the same at the same place as one that is about to be attached."""
+    shadow = shadow_of(tap.module.__dict__.get(tap.method), tap.module)
+    if shadow is not None and not tap.holders:
+        return shadow.same(tap)
+    return [one for one in taps_on(tap.module) if one.purpose == tap.purpose]
 
 
 def model_taps(model: nn.Module) -> tuple[ModelTap, ...]:

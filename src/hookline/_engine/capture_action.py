@@ -20,7 +20,7 @@ from hookline._engine.action import NOTHING, Call, OutputObserver, ask
 from hookline._engine.parameter_operations import Operand, plain
 from hookline._engine.unsupported_tracing import refuse_tangent, refuse_tracers, refuse_transforms
 from hookline._sites.language import Site
-from hookline._torch import current_transform, version_of
+from hookline._torch import current_transform, lazy_clone, may_be_of_cuda_graph, raw_stream, version_of
 from hookline._values.copy_or_share import (
     copy_captured,
     copy_tensor,
@@ -87,6 +87,7 @@ class Save(OutputObserver):
         """Work out whether the hot path may be used: only if no value is sharded over ranks."""
         is_alone = self.gathering is None or self.gathering.is_alone
         self.copies_on_write = self._is_usual and is_alone
+        self.copies_on_device = self._is_usual and self.options.device is None and is_alone
         self.refers = self.is_quick and self.clone is False and is_alone
         self.is_traceable = self.options.detach and (self.gathering is None or not self.gathering.alike)
 
@@ -106,6 +107,10 @@ class Save(OutputObserver):
         Args:
             is_new: Whether the forward is known to have made the value, and nobody else holds it.
         """
+        if is_new and self.copies_on_device and type(value) is Tensor and value.is_cuda:
+            guarded = _copy_new_on_cuda(value)
+            if guarded is not None:
+                return guarded
         if not self.is_quick or type(value) is not Tensor:
             sends = self.offloads and self.transform is None and type(value) is Tensor and value.is_cuda
             sent = offload.send(value.detach(), self.options.dtype) if sends else None
@@ -149,6 +154,8 @@ class Save(OutputObserver):
 
     def keep_gradient(self, gradient: Tensor, subscripts: tuple[Any, ...], call: Callable[[], Call], site: Site) -> Any:
         """Return what to keep of the part of a gradient at these subscripts."""
+        if self.copies_on_device and type(gradient) is Tensor and not subscripts and current_transform() is None:
+            return copy_tensor(gradient.detach())
         part = get_part(self.gathered(gradient, site), subscripts)
         # On CUDA torch's foreach functions clip gradients in place, and no version counter shows it: copy them now.
         copies = bool(subscripts) or (part.is_cuda and self.clone is not False and not self.keeps_own)
@@ -213,6 +220,26 @@ class Save(OutputObserver):
 
     def __repr__(self) -> str:
         return f"save({', '.join(filter(None, [repr(self.options), repr(self.budget) if self.budget else '']))})"
+
+
+USUAL_SAVE = Save()  # For captures without options. It keeps no state, so they can share it.
+
+
+def _copy_new_on_cuda(tensor: Tensor) -> Guarded | None:
+    """Copy a tensor on write that a module has just made on a GPU; None if it has to be done in another way.
+
+    This is the usual case of `copy_captured`: a GPU that waits for Python waits for each step of this.
+    """
+    if raw_stream(tensor.get_device()) != 0 or tensor.is_inference() or tensor.is_quantized:
+        return None
+    if may_be_of_cuda_graph(tensor) or current_transform() is not None:
+        return None
+    source = tensor.detach()
+    try:
+        kept = lazy_clone(source)
+    except RuntimeError:  # Memory that torch can't copy on write.
+        return None
+    return Guarded(kept, [(source, version_of(source), kept)])
 
 
 @contextmanager

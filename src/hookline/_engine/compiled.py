@@ -118,13 +118,30 @@ def _pass_input(
 def run_hot_traced(
     tap: Tap, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], run_uncompiled: Callable[..., Any]
 ) -> Any:
-    """Run the forward of a module with one `HotTap`: see `hot_path` in shadowed_forward.py."""
+    """Run the forward of a module whose shadow is on a hot path: see `hot_path` in shadowed_forward.py."""
     if TRACES_HOOKS and module is not tap.module:
         return type(module).forward(module, *args, **kwargs)
     refuse_tracing()
-    if not TRACES_HOOKS or not tap.action.is_traceable:
+    if not TRACES_HOOKS or not tap.is_traceable or not tap.action.is_traceable:
         return run_uncompiled(tap, module, args, kwargs)
     return act_traced(tap, type(module).forward(module, *args, **kwargs))
+
+
+def run_model_traced(
+    tap: model_forward.ModelTap,
+    module: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    run_uncompiled: Callable[..., Any],
+) -> Any:
+    """Run the forward of a model with one `ModelTap`: see `model_path` in shadowed_forward.py."""
+    if TRACES_HOOKS and module is not tap.module:
+        return type(module).forward(module, *args, **kwargs)
+    refuse_tracing()
+    if not TRACES_HOOKS or tap.action.stops:
+        return run_uncompiled(tap, module, args, kwargs)
+    tap.session.ran = True
+    return type(module).forward(module, *args, **kwargs)
 
 
 class _TracedExchange(Exchange):
@@ -290,13 +307,13 @@ _codes_of: WeakKeyDictionary[type, dict[CodeType, CodeType]] = WeakKeyDictionary
 _kept: deque[type[nn.Module]] = deque(maxlen=256)
 
 
-def code_for(kind: type, code: CodeType, copies: set[CodeType]) -> CodeType | None:
-    """Return the copy of a shadow's code for one class, and add it to `copies`; None if dynamo is not in use.
+def code_for(kind: type, code: CodeType, copies: set[CodeType]) -> CodeType:
+    """Return the copy of a shadow's code for one class, and add it to `copies`; the code itself without dynamo.
 
     Per code object, dynamo counts graphs and learns which sizes change. Classes must not share a code object.
     """
     if not is_dynamo_loaded():
-        return None
+        return code
     codes = _codes_of.setdefault(kind, {})
     if code not in codes:
         codes[code] = code.replace(co_name=f"{kind.__name__}.forward")

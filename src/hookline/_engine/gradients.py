@@ -9,10 +9,11 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, NamedTuple
+from functools import lru_cache
+from typing import Any, NamedTuple, NoReturn
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hookline import _why_nothing_passed as why
 from hookline._cache.record import EMPTY, StoredValue, read_value
@@ -21,10 +22,20 @@ from hookline._engine.action import NOTHING, Action, Call
 from hookline._engine.apply_to_part import blame, change_part
 from hookline._engine.call_event import Event
 from hookline._engine.capture_action import Save
-from hookline._engine.tap import IGNORE, RAISE, TOGETHER, Tap
+from hookline._engine.tap import IGNORE, RAISE, TOGETHER, HotGradientTap, Tap
 from hookline._engine.unsupported_tracing import refuse_tracers
 from hookline._sites.language import Site, write_subscripts
-from hookline._torch import base_of, gradient_hooks, graph_task, is_in_reentrant_checkpoint, is_view, version_of
+from hookline._torch import (
+    add_first_gradient_hook,
+    base_of,
+    current_transform,
+    gradient_hooks,
+    graph_task,
+    is_in_reentrant_checkpoint,
+    is_view,
+    outside_all_modes,
+    version_of,
+)
 from hookline._values.containers import Exchange, mutable_containers
 from hookline._values.copy_or_share import Alias, alias_of
 from hookline._values.fit import check_same_structure
@@ -33,7 +44,7 @@ from hookline.errors import EditError, HooklineError, NeverFired, warn
 
 TensorHook = Callable[[Tensor], Tensor | None]
 Aliases = dict[int, tuple[Tensor, Tensor]]  # A tensor and its alias, by the id of the tensor.
-_SOME_TENSOR = torch.empty(0)  # The placeholder for each tensor in the structure of a value.
+_SOME_TENSOR = outside_all_modes(lambda: torch.empty(0))  # Stands for each tensor in the structure of a value.
 
 
 class View(NamedTuple):
@@ -50,11 +61,15 @@ class View(NamedTuple):
 _views: ContextVar[list[View] | None] = ContextVar("views", default=None)
 
 
+def tensors_in(passed: Arguments) -> list[Tensor]:
+    """Return the tensors among the arguments."""
+    found: list[Any] = [*passed[0], *passed[1].values()]
+    return leaves(found) if any([type(one) is not Tensor for one in found]) else found
+
+
 def given(passed: Arguments, event: Event) -> list[Tensor]:
     """Return the tensors among the arguments, and those that this call has replaced in containers."""
-    found: list[Any] = [*passed[0], *passed[1].values()]
-    if any([type(one) is not Tensor for one in found]):
-        found = leaves(found)
+    found = tensors_in(passed)
     return found if event.exchanged is None else found + leaves(event.exchanged.replaced)
 
 
@@ -84,6 +99,67 @@ def follow_output(tap: Tap, value: Any, call: Call, event: Event, given: list[Te
 
     aliases = _hook_gradients(tap, value, call, event, alias)
     return _with_aliases(value, aliases, Exchange({**event.own, **came})) if aliases else value
+
+
+def follow_new(tap: HotGradientTap, output: Tensor, module: nn.Module, passed: Arguments, stamp: int) -> None:
+    """Follow the gradient of a tensor that a module has just made and that nobody else holds: the usual case.
+
+    Such a tensor needs no alias. `follow_output` handles all others.
+    """
+    tap.fired = True
+    if not is_view(output):
+        add_first_gradient_hook(output, _arrival(tap, stamp))
+        return
+    base = _private_base(output, module, passed)
+    if base is not None and gradient_hooks(base) is None:
+        add_first_gradient_hook(base, _arrival(tap, stamp, output.shape))
+        return
+    hook = _arrival(tap, stamp)
+    add_first_gradient_hook(output, hook)
+    base, views = base_of(output), _views.get()
+    if views is not None and base is not None:
+        views.append(View(output, version_of(output), base.grad_fn, hook, tap, stamp))
+
+
+def _arrival(tap: HotGradientTap, stamp: int, shape: torch.Size | None = None) -> TensorHook:
+    """Return the tensor hook that keeps the gradient of one tensor: the short form of an `Arrival`.
+
+    Args:
+        shape: The shape of the gradient, if the hook is on the base of a view.
+    """
+    action = tap.action
+    held = weakref.ref(tap.record)  # Weak, as in `Arrival`.
+
+    def arrived(gradient: Tensor | None) -> None:
+        record = held()
+        if gradient is None or record is None:  # A custom autograd.Function has returned None, or nobody can read it.
+            return
+        task = graph_task()
+        try:
+            if shape is not None:
+                gradient = gradient.reshape(shape)
+            is_plain = type(gradient) is Tensor and gradient.layout is torch.strided and current_transform() is None
+            if is_plain and action.copies_on_device and gradient.is_contiguous():
+                kept: Any = (gradient.detach() if gradient.requires_grad else gradient).clone()
+            else:
+                kept = action.keep_gradient(gradient, (), _no_call, record.site)
+            if record.stamp == (task, stamp):  # The second part: the value was used and then overwritten in place.
+                record.value = read_value(record.value, record.site) + read_value(kept, record.site)
+            elif record.seen <= task and record.order:  # Backwards are numbered from 0, forwards from 1.
+                record.value = kept
+                record.stamp = task, stamp
+                record.seen = task + 1
+                record.count += 1
+            else:
+                record.put(kept, (task, stamp), task + 1)
+        except Exception as error:
+            blame(record.site, error)
+
+    return arrived
+
+
+def _no_call() -> NoReturn:
+    raise AssertionError("only a transform needs the call")
 
 
 def _fixed(value: Any, given: list[Tensor], came: dict[int, Any], event: Event) -> set[int]:
@@ -200,7 +276,7 @@ def _hook_part(
         if not tensor.requires_grad or id(tensor) in followed:
             continue
         hook = arrival.hook([number for number, other in enumerate(tensors) if other is tensor])
-        base = _private_base(tensor, call) if is_view(tensor) else None
+        base = _private_base_of_call(tensor, call) if is_view(tensor) else None
         passed = tensor
         if event.written and is_view(tensor) and any([tensor is one for one in event.written]):
             _hook_written(tensor, hook, tap)
@@ -231,27 +307,33 @@ def _hook_part(
         warn(f"'{call.site}' {why.CHANGED_IN_PART}")
 
 
-def _private_base(tensor: Tensor, call: Call) -> Tensor | None:
+def _private_base_of_call(tensor: Tensor, call: Call) -> Tensor | None:
+    if call.site.port != "grad_output" or call.site.member:
+        return None
+    return _private_base(tensor, call.module, (call.args, dict(call.kwargs)))
+
+
+def _private_base(tensor: Tensor, layer: nn.Module, passed: Arguments) -> Tensor | None:
     """Return the base of a view that a layer of torch.nn returns, if the layer made the base and nobody else uses it.
 
     A linear layer returns a view for inputs of three dimensions. The gradient of its base is the same, and reaches the
     base even if the view is written in place later.
     """
-    layer = call.module
-    if (
-        gradient_hooks(tensor)  # A hook from inside the layer has to run after this one in backward.
-        or call.site.port != "grad_output"
-        or call.site.member
-        or not str(getattr(type(layer).forward, "__module__", "")).startswith("torch.nn.modules")
-    ):
+    if layer._modules or not _is_of_torch(type(layer).forward):
+        return None
+    if gradient_hooks(tensor):  # A hook from inside the layer has to run after this one in backward.
         return None
     base = base_of(tensor)
-    if base is None or base.is_leaf or base.numel() != tensor.numel() or len(list(layer.children())):
+    if base is None or base.is_leaf or base.numel() != tensor.numel():
         return None
-    entered = leaves((call.args, dict(call.kwargs)))
-    if any(other is base or base_of(other) is base for other in entered):
+    if any([other is base or base_of(other) is base for other in tensors_in(passed)]):
         return None
     return base if base.is_contiguous() and tensor.is_contiguous() else None
+
+
+@lru_cache(maxsize=256)
+def _is_of_torch(forward: Any) -> bool:
+    return str(getattr(forward, "__module__", "")).startswith("torch.nn.modules")
 
 
 def _hook_written(tensor: Tensor, hook: TensorHook, tap: Tap) -> None:

@@ -6,8 +6,9 @@ This file also notices modules that were replaced, wrapped or added since the ho
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from itertools import compress
 from typing import Any
 
@@ -20,17 +21,19 @@ from hookline._engine.action import NOTHING, Observer, Skip
 from hookline._engine.capture_action import Save
 from hookline._engine.gradients import following_gradients
 from hookline._engine.stop import STOPPED, run_until
-from hookline._engine.tap import IGNORE, RAISE, Tap
-from hookline._open_blocks import Blocks, OtherRuns, current_runner, resting
+from hookline._engine.tap import IGNORE, NO_BLOCKS, RAISE, Tap
+from hookline._open_blocks import Blocks, OtherRuns, Session, current_runner, open_blocks, resting
 from hookline._sites.tree import Children, Names, leads_to, replaced_by, way_to
 from hookline._torch import (
     REHEARSAL,
     current_transform,
     frame_at,
     frames,
+    has_compiled,
     has_given_up,
     is_dynamo_loaded,
     is_running,
+    may_be_a_stage,
     microbatch,
     reshard_after_stop,
 )
@@ -52,22 +55,22 @@ class Forward(Observer):
     """The action at the model itself, on behalf of all hooks of one `Hooks`."""
 
     kind = "forward"
+    owner: Any = None  # The `Lifecycle`, while its hooks are attached: the model keeps it alive.
+    has_gradients = False
+    changes_gradients = False
+    # For the active taps: the dicts and keys that hold their modules and shadows, and the objects last found there.
+    links, held = UNKNOWN
+    linked: Sequence[Tap | None] = ()  # For each link: the tap of a shadow, None for a module.
+    # If there are patterns: the children of each module, and in `sizes` their last known number.
+    parents: Sequence[Children] = ()
+    sizes: Sequence[int] = ()
 
-    def __init__(self) -> None:
-        self.owner: Any = None  # The `Lifecycle`, while its hooks are attached: the model keeps it alive.
-        self.taps: list[Tap] = []
-        self.stops: list[Tap] = []  # All of these have to fire before the forward may be ended early.
-        self.has_gradients = False
-        self.changes_gradients = False
+    def __init__(self, taps: dict[Tap, Any]) -> None:
+        self.taps = taps  # All taps of the `Hooks`, in order.
+        self.stops: dict[Tap, None] = {}  # All of these have to fire before the forward may be ended early.
         self.active: dict[Tap, None] = {}  # The taps that act everywhere.
-        # For the active taps: the dicts and keys that hold their modules and shadows, and the objects last found there.
-        self.links, self.held = UNKNOWN
-        self.linked: list[Tap | None] = []  # For each link: the tap of a shadow, None for a module.
         # The wrapper that replaced a shadow, once it is known whether the wrapper calls the shadow.
         self.known_wrappers: dict[Tap, Any] = {}
-        # If there are patterns: the children of each module, and in `sizes` their last known number.
-        self.parents: list[Children] = []
-        self.sizes: list[int] = []
 
     def follow_active(self, changed: Iterable[Tap]) -> None:
         """Update the taps that act everywhere. Their modules and shadows are checked before each forward."""
@@ -118,7 +121,8 @@ class Forward(Observer):
 
     def left(self, opened: Blocks) -> set[Tap]:
         """Return the stops that a forward has to reach here, without those at a '#n' that has passed already."""
-        return {stop for stop in self.stops if stop.acts(opened) and not (stop.fired and stop.site.call is not None)}
+        stops = [stop for stop in list(self.stops) if stop.acts(opened)]
+        return {stop for stop in stops if not (stop.fired and stop.site.call is not None)}
 
 
 class ModelTap(Tap):
@@ -127,6 +131,17 @@ class ModelTap(Tap):
     __slots__ = ()
 
     action: Forward
+
+    def __init__(self, model: nn.Module, taps: dict[Tap, Any], session: Session) -> None:
+        """Make the tap for a set of hooks. Every block needs one, so this sets only what is read of it."""
+        self.module = model
+        self.action = Forward(taps)
+        self.session = session
+        self.path, self.missing = "", IGNORE
+        self.record = self.siblings = self.acts_in = self.shadow = None
+        self.active = self.fired = False
+        self.blocks = NO_BLOCKS
+        self.order = 0
 
 
 def departed(taps: Iterable[Tap], model: nn.Module) -> list[Tap]:
@@ -149,6 +164,42 @@ def acting_here(around: Iterable[ModelTap], opened: Blocks) -> list[ModelTap]:
         elif tap.blocks:
             tap.pass_by(opened)
     return found
+
+
+def follow_forward(tap: ModelTap, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run the forward of a model for one `Hooks` that acts here: `run_model_forward` without what is rarely needed."""
+    forward, session = tap.action, tap.session
+    is_plain = not (forward.has_gradients or forward.active or forward.parents)
+    if not is_plain or has_compiled() or may_be_a_stage() or current_transform() is not None:
+        run = partial(type(model).forward, model, *args, **kwargs)
+        return run_model_forward((tap,), open_blocks.get(), model, (args, kwargs), run)
+    session.forwards += 1
+    others = session.others.begin()
+    if session.generator is not None:
+        _warn_of_generator(tap)
+    waiting = forward.left(open_blocks.get()) if forward.stops else None
+    token = current_forward.set(RunningForward(model, args, kwargs))
+    try:
+        if waiting:
+            output = run_until(waiting, partial(type(model).forward, model, *args, **kwargs), model)
+        else:
+            output = type(model).forward(model, *args, **kwargs)
+    except StopForward:
+        session.stopped = True
+        raise
+    except BaseException as error:
+        session.fail(error)
+        _note_skips(forward, error)
+        raise
+    finally:
+        others.end()
+        current_forward.reset(token)
+    if output is STOPPED:
+        session.stopped = True
+        if is_running():
+            reshard_after_stop(model, is_over=False)
+        return None
+    return parameter_operations.plain(output) if parameter_operations.in_use else output
 
 
 def run_model_forward(
@@ -229,7 +280,7 @@ def _note_skips(forward: Forward, error: BaseException) -> None:
     """Add a note on skipped modules to an error of the model: the values in place of their results may not fit."""
     skips = [
         (tap.site, tap.action.value)
-        for tap in forward.taps
+        for tap in list(forward.taps)
         if isinstance(tap.action, Skip) and tap.skipped_in == tap.session.forwards
     ]
     if not skips or type(error) not in _OF_MODELS:
@@ -264,7 +315,7 @@ def _refuse_stage(chunk: int | None, waiting: Iterable[Tap]) -> None:
 
 def _refuse_transforms(forward: Forward) -> None:
     """Raise if there are captures: values of a torch.func transform are gone after it."""
-    for tap in forward.taps:
+    for tap in list(forward.taps):
         if isinstance(tap.action, Save):
             raise HooklineError(f"'{tap.site}': {INSIDE_TRANSFORM}")
 

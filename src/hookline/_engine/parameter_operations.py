@@ -10,11 +10,11 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
-from hookline._torch import make_subclass, unseen_by_subclasses
+from hookline._torch import make_subclass, outside_all_modes, unseen_by_subclasses
 from hookline._values.containers import Exchange
 from hookline._values.nested import leaves, map_tensors
 
-_SPARE = torch.empty(0)
+_SPARE = outside_all_modes(lambda: torch.empty(0))
 living: WeakValueDictionary[tuple[int, bool], Operand] = WeakValueDictionary()  # The operands that somebody holds.
 changing = threading.RLock()  # Guards `living`.
 in_use: set[int] = set()  # The ids of the taps at operations on parameters.

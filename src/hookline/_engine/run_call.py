@@ -18,6 +18,7 @@ from hookline._engine.model_forward import ModelTap, run_model_forward
 from hookline._engine.tap import Sequences, Tap
 from hookline._engine.unsupported_tracing import refuse_tracing
 from hookline._open_blocks import Blocks, is_called_in_backward, note_skip, open_blocks
+from hookline._sites.language import Site
 from hookline._torch import graph_task, is_rehearsal, is_traced, is_transformed
 from hookline._values.containers import private_containers
 from hookline._values.copy_or_share import is_private
@@ -150,11 +151,16 @@ def _call(tap: Tap, called: Called, module: nn.Module, passed: Arguments, number
     site = tap.site
     if tap.is_family:  # A pattern of functions: name the one that runs.
         site = site._replace(member=f"/{called.name}", call=number)
+    return call_of(tap, site, module, passed, number, event.notes)
+
+
+def call_of(tap: Tap, site: Site, module: nn.Module, passed: Arguments, number: int, notes: dict[Any, Any]) -> Call:
+    """Return the call that a tap acts on. `notes` is for all taps of this call."""
     if tap.action.with_call:
         if tap.sequences is None or number == 0:
             tap.sequences = Sequences()
         number = tap.sequences.number(number)
-    return Call(site, module, *passed, number, event.notes, tap.session.model())
+    return Call(site, module, *passed, number, notes, tap.session.model())
 
 
 def _pass_input(tap: Tap, call: Call, event: Event, called: Called) -> Arguments:

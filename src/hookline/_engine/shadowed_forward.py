@@ -1,7 +1,17 @@
 """Shadows: the callables that a hooked module holds in place of its `forward` or another method.
 
-Most hooked modules have one plain tap: a capture of the whole output. These need only `hot_path`. All others have one
-`Shadow` for each hooked method, which loops over a short tuple of taps.
+Most hooked modules have one plain tap at their whole output. Its class says which function replaces the forward:
+
+| tap | what it does | function |
+|---|---|---|
+| `HotTap` | keeps the latest value | `hot_path` |
+| `KeepingTap` | keeps several calls, or has a stop beside it | `keeping_path` |
+| `HotGradientTap` | keeps the gradient; may have a `HotTap` beside it | `hot_gradient_path` |
+| `ChangingTap` | patches or edits | `changing_path` |
+| `ModelTap` | counts the forwards of a model | `model_path` |
+
+Each does what `run` in run_call.py does, for the case that is common, and hands over to it in all others. A module with
+more taps, or others, has one `Shadow` for each hooked method, which loops over a short tuple of taps.
 """
 
 from __future__ import annotations
@@ -10,25 +20,26 @@ import functools
 import inspect
 import operator
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from sys import getrefcount
 from types import CodeType, FunctionType, MethodType
 from typing import Any, cast
 
-from torch import Tensor, nn
+from torch import Tensor, is_grad_enabled, nn
 from torch.compiler import is_dynamo_compiling
 
 from hookline._cache.record import ticks
-from hookline._engine import call_arguments, compiled
+from hookline._engine import call_arguments, compiled, gradients
 from hookline._engine.action import Call, OutputObserver, Skip
 from hookline._engine.activation_checkpoint import is_replaying
-from hookline._engine.apply_to_part import blame
+from hookline._engine.apply_to_part import blame, change_output
 from hookline._engine.call_event import Choices, Event
 from hookline._engine.functions import EntryTap, Pause, entering
-from hookline._engine.model_forward import ModelTap
-from hookline._engine.run_call import pass_through, run, run_event
-from hookline._engine.tap import HotTap, Tap
-from hookline._engine.unsupported_tracing import refuse_scripting
+from hookline._engine.model_forward import ModelTap, follow_forward
+from hookline._engine.run_call import call_of, pass_through, run, run_event
+from hookline._engine.stop import reached
+from hookline._engine.tap import ChangingTap, HotGradientTap, HotTap, KeepingTap, Tap
+from hookline._engine.unsupported_tracing import refuse_scripting, refuse_tracing
 from hookline._open_blocks import RESTING, Session, open_blocks
 from hookline._sites.language import Site
 from hookline._torch import (
@@ -37,12 +48,17 @@ from hookline._torch import (
     count_holders,
     frame_at,
     frames,
+    gradient_hooks,
     graph_task,
     is_rehearsal,
+    is_traced,
     lazy_clone,
+    recomputations,
+    saving_hooks,
     uncompiled,
     variables,
 )
+from hookline._values.containers import private_containers
 from hookline._values.copy_or_share import ALONE, ALONE_IN_MEMORY, is_result
 from hookline._values.nested import Arguments
 
@@ -94,6 +110,7 @@ def bound(own: Any, module: nn.Module) -> Callable[..., Any]:
 
 _open_blocks = open_blocks.get
 _OUTPUTS = ("output", "grad_output")
+_NO_CONTAINERS = {Tensor, nn.Parameter, type(None), bool, int, float, str}
 SCRIPT = "__prepare_scriptable__"  # torch.jit.script calls this first, if a module has it.
 _order = operator.attrgetter("order")
 
@@ -163,20 +180,182 @@ def hot_path(held: HotTap) -> Any:
     return forward
 
 
-def _otherwise(tap: HotTap, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run a call that the hot path can't run. If the tap acts in these open blocks, note that, and try again."""
+def hot_gradient_path(held: HotGradientTap) -> Any:
+    """Make the function that replaces the forward of a module with one `HotGradientTap`, and perhaps a `HotTap`.
+
+    The rules of `hot_path` hold here too: the names of the variables, and that no other variable may hold `output`.
+    """
+
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        tap = held
+        if is_dynamo_compiling():
+            return compiled.run_hot_traced(tap, self, args, kwargs, _otherwise_uncompiled)
+        opened = _open_blocks()
+        beside: Any = tap.beside  # A `HotTap`.
+        if (
+            tap.acts_in is not opened
+            or (beside is not None and beside.acts_in is not opened)
+            or self is not tap.module
+            or graph_task() != -1
+        ):
+            return _otherwise(tap, self, args, kwargs)
+        if is_traced():
+            refuse_tracing()
+        # Without gradients, perhaps in a checkpoint (see call_event.py), or not called by the model (see `run_event`).
+        if not is_grad_enabled() or saving_hooks(True) is not None or gradients.is_outermost():
+            return run(shadow_for(tap), self, args, kwargs)
+        given = None
+        for one in (*args, *kwargs.values()) if kwargs else args:
+            if type(one) not in _NO_CONTAINERS:
+                given = gradients.tensors_in((args, kwargs))  # Read now: the call may write into containers.
+                break
+        stamp = next(ticks)
+        output = type(self).forward(self, *args, **kwargs)
+        is_tensor = type(output) is Tensor
+        is_alone = is_tensor and getrefcount(output) == ALONE
+        if beside is not None and beside.shadow is not None:  # Else it was detached while the module ran.
+            keep_output(beside, output, stamp, is_alone and beside.action.clone is None and is_result(output))
+        if tap.shadow is None:
+            return output
+        if is_alone and output.requires_grad and not output.is_leaf and gradient_hooks(output) is None:
+            gradients.follow_new(tap, output, self, (args, kwargs), stamp)
+            return output
+        own = {} if is_tensor else private_containers(output)
+        return follow_otherwise(tap, output, self, (args, kwargs), stamp, own, given)
+
+    return forward
+
+
+def changing_path(held: ChangingTap) -> Any:
+    """Make the function that replaces the forward of a module with one `ChangingTap`. See `hot_path`."""
+
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        tap = held
+        if is_dynamo_compiling():
+            return compiled.run_hot_traced(tap, self, args, kwargs, _otherwise_uncompiled)
+        if tap.acts_in is not _open_blocks() or self is not tap.module or graph_task() != -1:
+            return _otherwise(tap, self, args, kwargs)
+        if is_traced() or recomputations():  # A checkpoint: see call_event.py.
+            return run(shadow_for(tap), self, args, kwargs)
+        number = tap.count
+        tap.count = number + 1
+        output = type(self).forward(self, *args, **kwargs)
+        if tap.shadow is None:  # Detached while the module ran.
+            return output
+        own = {} if type(output) is Tensor else private_containers(output)
+        return change_output(tap, output, call_of(tap, tap.site, self, (args, kwargs), number, {}), own)
+
+    return forward
+
+
+def keeping_path(held: KeepingTap) -> Any:
+    """Make the function that replaces the forward of a module with one `KeepingTap`, and perhaps a stop.
+
+    The rules of `hot_path` hold here too: the names of the variables, and that no other variable may hold `output`.
+    """
+
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        tap = held
+        if is_dynamo_compiling():
+            return compiled.run_hot_traced(tap, self, args, kwargs, _otherwise_uncompiled)
+        opened, stop = _open_blocks(), tap.beside
+        acts = tap.acts_in is opened and (stop is None or stop.acts_in is opened)
+        if not acts or self is not tap.module or graph_task() != -1:
+            return _otherwise(tap, self, args, kwargs)
+        if is_traced():
+            refuse_tracing()
+        stamp = next(ticks)
+        output = type(self).forward(self, *args, **kwargs)
+        is_alone = type(output) is Tensor and tap.action.clone is None and getrefcount(output) == ALONE
+        if tap.shadow is not None:  # Else it was detached while the module ran.
+            keep_output(tap, output, stamp, is_alone and is_result(output))
+        if stop is not None and stop.shadow is not None:
+            reached(stop)
+        return output
+
+    return forward
+
+
+def model_path(held: ModelTap) -> Any:
+    """Make the function that replaces the forward of a model whose only tap is a `ModelTap`. See `hot_path`."""
+
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        tap = held
+        if is_dynamo_compiling():
+            return compiled.run_model_traced(tap, self, args, kwargs, _otherwise_uncompiled)
+        if tap.acts_in is not _open_blocks() or self is not tap.module or graph_task() != -1:
+            return _otherwise(tap, self, args, kwargs)
+        if is_traced():
+            refuse_tracing()
+        return follow_forward(tap, self, args, kwargs)
+
+    return forward
+
+
+def keep_output(tap: HotTap, output: Any, stamp: int, is_new: bool) -> None:
+    """Keep the output of a module: what `hot_path` does inline."""
+    action = tap.action
+    tap.fired = True
+    try:
+        whole = output if action.gathering is None else action.gathered(output, tap.site)
+        value = action.keep(whole, None, is_new and whole is output)
+    except Exception as error:
+        value = _keep_otherwise(tap, output, error)
+    record, number = tap.record, tap.session.forwards
+    if record.order and record.keep == 1 and record.seen < number and record.stamp < stamp:  # See `hot_path`.
+        record.value = value
+        record.version = -1
+        record.stamp = stamp
+        record.seen = number
+        record.count += 1
+    else:
+        record.put(value, stamp, number)
+
+
+def follow_otherwise(
+    tap: HotGradientTap,
+    output: Any,
+    module: nn.Module,
+    passed: Arguments,
+    stamp: int,
+    own: dict[int, Any],
+    given: list[Tensor] | None,
+) -> Any:
+    """Follow the gradient of any output: one that has other holders, that is a view, or that has no graph."""
+    event = Event([(tap, tap.count)])
+    event.stamp, event.own = stamp, own
+    call = Call(tap.site, module, *passed, tap.count, event.notes, tap.session.model())
+    if given is None:
+        given = gradients.tensors_in(passed)
+    return gradients.follow_output(tap, output, call, event, given)
+
+
+def _otherwise(tap: Tap, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run a call that the hot path can't run. If its taps act in these open blocks, note that, and try again."""
     opened, method = open_blocks.get(), tap.shadow
-    if is_rehearsal():
+    if is_rehearsal() and not isinstance(tap, ModelTap):
         return type(module).forward(module, *args, **kwargs)
     if type(method) is not MethodType or module is not tap.module or graph_task() != -1 or RESTING in opened:
         return run(shadow_for(tap), module, args, kwargs)
-    if not tap.active and tap.blocks.isdisjoint(opened):
-        tap.pass_by(opened)
+    taps = hot_group(tap)
+    acting = [one for one in taps if one.active or not one.blocks.isdisjoint(opened)]
+    if not acting:
+        for one in taps:
+            one.pass_by(opened)
         return type(module).forward(module, *args, **kwargs)
-    tap.acts_in = opened
-    if not tap.active and tap.blocks.isdisjoint(opened):  # Another thread has deactivated it meanwhile.
-        tap.acts_in = None
+    if len(acting) < len(taps):
+        return run(shadow_for(tap), module, args, kwargs)
+    for one in taps:
+        one.acts_in = opened
+        if not one.active and one.blocks.isdisjoint(opened):  # Another thread has deactivated it meanwhile.
+            one.acts_in = None
     return method(*args, **kwargs)
+
+
+def hot_group(tap: Tap) -> tuple[Tap, ...]:
+    """Return the taps that share the hot shadow of a tap, one or two, in the order in which they act."""
+    beside = tap.beside
+    return (tap,) if beside is None else tuple(sorted((tap, beside), key=_order))
 
 
 def shadow_for(tap: Tap) -> Shadow:
@@ -187,7 +366,7 @@ def shadow_for(tap: Tap) -> Shadow:
     shadow = object.__new__(Shadow)
     if held is not None:
         shadow.module = tap.module
-        shadow.taps = (tap,)
+        shadow.around, shadow.taps = ((tap,), ()) if isinstance(tap, ModelTap) else ((), hot_group(tap))
     return shadow
 
 
@@ -219,11 +398,13 @@ class Shadow:
     found: Callable[..., Any] | None = None
     around: tuple[ModelTap, ...] = ()  # Taps that follow the forwards of a whole model: see model_forward.py.
     home: weakref.ref[nn.Module] | None = None
-    heir: weakref.ref[HotTap] | None = None  # The last remaining tap, which moved to the hot path.
+    heir: weakref.ref[Tap] | None = None  # The last remaining tap, which moved to the hot path.
     pauses: tuple[Tap, ...] = ()  # Taps that remove the `FunctionMode` of a parent: see functions.py.
     entries: tuple[EntryTap, ...] = ()  # Taps that check whether a method is called directly: see functions.py.
     choices: Choices
     is_traceable = True
+    untraceable: frozenset[Tap] = frozenset()  # The taps that dynamo can't trace.
+    doing: dict[Any, list[Tap]] | None = None  # The taps by their purpose, once somebody has asked: see `same`.
     is_function = is_method = False
     code: CodeType | None = None  # The code of the method, if functions inside it have taps.
     parameters = call_arguments.NO_PARAMETERS
@@ -237,7 +418,7 @@ class Shadow:
         self.name = name
         if name == "forward":
             function: Any = _shadow(self, kind.forward)
-            function.__code__ = compiled.code_for(kind, _SHADOW_CODE, _CODES) or function.__code__
+            function.__code__ = compiled.code_for(kind, _SHADOW_CODE, _CODES)
             self.method = MethodType(function, module)
         else:
             function = _method_shadow(self, name, own if before is None else before)
@@ -278,55 +459,87 @@ class Shadow:
         """Return the result of the call when it is skipped."""
         return value
 
-    def change(self, taps: tuple[Tap, ...]) -> None:
+    def change(self, taps: Iterable[Tap]) -> None:
         """Set the taps, and work out what a call needs to know about them."""
-        around: list[ModelTap] = []
-        pauses: list[Tap] = []
-        entries: list[EntryTap] = []
-        others: list[Tap] = []
-        is_traceable = True
-        sees_inside = sees_arguments = False
-        for tap in sorted(taps, key=_order) if len(taps) > 1 else taps:
-            if isinstance(tap, ModelTap):
-                around.append(tap)
-                is_traceable = is_traceable and not tap.action.stops
-            elif isinstance(tap, EntryTap):
-                entries.append(tap)
-                is_traceable = is_traceable and not tap.action.tap.is_inside
-            elif isinstance(tap.action, Pause):
-                pauses.append(tap)
-            else:
-                others.append(tap)
-                is_traceable = is_traceable and compiled.is_traceable(tap)
-                sees_inside = sees_inside or tap.is_inside
-                sees_arguments = sees_arguments or tap.site.port not in _OUTPUTS or isinstance(tap.action, Skip)
-        if sees_inside:
-            kind: Any = type(self.module)
-            self.code = getattr(inspect.unwrap(self.found or kind.forward), "__code__", None)
-        if sees_arguments:
-            self.parameters = self._parameters()
-        self.is_traceable = is_traceable
-        chosen = tuple(others)
-        self.choices = chosen, {}  # In one assignment, before `taps`: another thread may be running the module.
-        self.around, self.pauses, self.entries, self.taps = tuple(around), tuple(pauses), tuple(entries), chosen
+        groups: tuple[list[Any], ...] = ([], [], [], [])
+        untraceable = set[Tap]()
+        for tap in sorted(taps, key=_order):
+            groups[self._group(tap, untraceable)].append(tap)
+        self._set(tuple(map(tuple, groups)), frozenset(untraceable))
+        self.doing = None
+
+    def add(self, tap: Tap) -> None:
+        """Add a tap. The others are not looked at again if it acts after them: there may be many."""
+        groups = self._groups
+        untraceable = set[Tap]()
+        number = self._group(tap, untraceable)
+        if groups[number] and groups[number][-1].order > tap.order:
+            self.change((*self.all, tap))
+            return
+        self._set((*groups[:number], (*groups[number], tap), *groups[number + 1 :]), self.untraceable | untraceable)
+        if self.doing is not None:
+            self.doing.setdefault(tap.purpose, []).append(tap)
+
+    def _group(self, tap: Tap, untraceable: set[Tap]) -> int:
+        """Return which of the groups of taps this one belongs to. Note what a call needs to know about it."""
+        if isinstance(tap, ModelTap):
+            number, is_traceable = 0, not tap.action.stops
+        elif isinstance(tap.action, Pause):
+            return 1
+        elif isinstance(tap, EntryTap):
+            number, is_traceable = 2, not tap.action.tap.is_inside
+        else:
+            number, is_traceable = 3, compiled.is_traceable(tap)
+            if tap.is_inside:
+                kind: Any = type(self.module)
+                self.code = getattr(inspect.unwrap(self.found or kind.forward), "__code__", None)
+            if tap.site.port not in _OUTPUTS or isinstance(tap.action, Skip):
+                self.parameters = self._parameters()
+        if not is_traceable:
+            untraceable.add(tap)
+        return number
+
+    def _set(self, groups: tuple[Any, ...], untraceable: frozenset[Tap]) -> None:
+        self.untraceable = untraceable
+        self.is_traceable = not untraceable
+        around, pauses, entries, taps = groups
+        self.choices = taps, {}  # In one assignment, before `taps`: another thread may be running the module.
+        self.around, self.pauses, self.entries, self.taps = around, pauses, entries, taps
+
+    @property
+    def _groups(self) -> tuple[Any, ...]:
+        return self.around, self.pauses, self.entries, self.taps
 
     @property
     def all(self) -> tuple[Tap, ...]:
         """All taps on the method."""
         return (*self.around, *self.pauses, *self.entries, *self.taps)
 
-    def remove(self, tap: Tap) -> HotTap | None:
+    def remove(self, tap: Tap) -> Tap | None:
         """Remove a tap; restore the module after the last one. Return a tap that can use the hot path now, if any."""
-        every = self.all
-        if every == (tap,) or not every:
+        groups = [_without(group, tap) for group in self._groups]
+        number = sum(map(len, groups))
+        if not number:
             self.leave()
             return None
-        others = tuple([one for one in every if one is not tap])
-        last = others[0]
-        if len(others) == 1 and isinstance(last, HotTap) and self.is_untouched:
+        last: Tap = next(group[0] for group in groups if group)
+        if number == 1 and type(last) in HOT_PATHS and self.is_untouched:
             return last
-        self.change(others)
+        self._set(tuple(groups), self.untraceable - {tap})
+        alike = self.doing.get(tap.purpose, []) if self.doing is not None else []
+        if tap in alike:
+            alike.remove(tap)
+        else:
+            self.doing = None  # A function that changes the variables it closes over has another purpose now.
         return None
+
+    def same(self, tap: Tap) -> list[Tap]:
+        """Return the taps on the method that do the same at the same place."""
+        if self.doing is None:
+            self.doing = {}
+            for one in self.taps:
+                self.doing.setdefault(one.purpose, []).append(one)
+        return self.doing.get(tap.purpose, [])
 
     def _parameters(self) -> call_arguments.Parameters:
         if self.found is not None:
@@ -358,12 +571,20 @@ class Shadow:
                 names.pop(REPLICATE, None)
         # Clear `module` first: see `run` in run_call.py. Clear the rest too, as a copy may keep the shadow alive.
         self.module = self.method = None
-        self.taps = ()
-        if self.around:
-            self.around = ()
+        self.around = self.pauses = self.entries = self.taps = ()
         self.choices = (), {}
-        if self.pauses or self.entries:
-            self.pauses = self.entries = ()
+        self.doing = None
+        if self.untraceable:
+            self.untraceable = frozenset()
+
+
+def _without(taps: tuple[Any, ...], tap: Tap) -> tuple[Any, ...]:
+    if taps and taps[-1] is tap:
+        return taps[:-1]
+    if tap not in taps:
+        return taps
+    at = taps.index(tap)
+    return taps[:at] + taps[at + 1 :]
 
 
 class MethodCall(Shadow):
@@ -438,12 +659,12 @@ def unhooked(module: nn.Module, names: dict[str, Any]) -> dict[str, Any]:
     return left
 
 
-def hot_tap_of(held: object, module: nn.Module) -> HotTap | None:
+def hot_tap_of(held: object, module: nn.Module) -> Tap | None:
     """Return the tap behind an attribute of a module, if the attribute is a shadow on the hot path."""
     if type(held) is not MethodType or getattr(held.__func__, "__code__", None) not in HOT_CODES:
         return None
     function: Any = held.__func__
-    tap: HotTap = function.__closure__[0].cell_contents
+    tap: Tap = function.__closure__[0].cell_contents
     return tap if tap.module is module and tap.shadow is held else None
 
 
@@ -465,8 +686,9 @@ def running_calls() -> list[Call]:
     for frame in frames(frame_at(1)):
         held = variables(frame) if frame.f_code in HOT_CODES or frame.f_code is _PASSING else {}
         tap = held.get("tap")
-        if "self" in held and tap is not None and tap.record is not None:
-            found.append(Call(tap.site, held["self"], held["args"], held["kwargs"], tap.record.count, {}))
+        if "self" in held and tap is not None and not isinstance(tap, ModelTap):
+            number = tap.count if tap.record is None else tap.record.count
+            found.append(Call(Site(tap.path), held["self"], held["args"], held["kwargs"], number, {}))
         elif "event" in held and held["event"].taps and not held["called"].is_function:
             tap, number = held["event"].taps[0]
             args, kwargs = held["passed"]
@@ -490,9 +712,22 @@ def gone(shadow: Shadow | None = None) -> HotTap:
 _NO_MODULE = nn.Module()
 _NO_SHADOW = object.__new__(Shadow)
 GONE = gone()
-CODE = hot_path(GONE).__code__
+_HOT_CODE = hot_path(GONE).__code__
 _SHADOW_CODE = cast("FunctionType", _shadow(_NO_SHADOW, len)).__code__
 _METHOD_CODE = cast("FunctionType", _method_shadow(_NO_SHADOW, "", len)).__code__
-HOT_CODES = {CODE}  # Plus a copy for each class, if dynamo is in use.
+_GRADIENT_CODE = hot_gradient_path(cast("HotGradientTap", GONE)).__code__
+_MODEL_CODE = model_path(cast("ModelTap", GONE)).__code__
+_CHANGING_CODE = changing_path(cast("ChangingTap", GONE)).__code__
+_KEEPING_CODE = keeping_path(cast("KeepingTap", GONE)).__code__
+# Plus a copy for each class, if dynamo is in use.
+HOT_CODES = {_HOT_CODE, _GRADIENT_CODE, _MODEL_CODE, _CHANGING_CODE, _KEEPING_CODE}
 _CODES = {_SHADOW_CODE, _METHOD_CODE}
+# How to make the shadow of a module whose only tap is of this class.
+HOT_PATHS: dict[type, Callable[..., Any]] = {
+    HotTap: hot_path,
+    HotGradientTap: hot_gradient_path,
+    ChangingTap: changing_path,
+    KeepingTap: keeping_path,
+    ModelTap: model_path,
+}
 _PASSING = pass_through.__code__

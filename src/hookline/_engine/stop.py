@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from hookline._engine.tap import Tap
+from hookline._sites.tree import Names
 from hookline._torch import AnyBatchNorm, version_of
 from hookline.errors import HooklineError, StopForward, warn
 
@@ -55,7 +56,7 @@ def _counters(model: nn.Module) -> list[tuple[Any, int]]:
     """Return the batch counters of BatchNorm layers in train mode, each with its version, to tell later if any ran."""
     if not model.training:
         return []
-    layers = [module for module in model.modules() if isinstance(module, AnyBatchNorm)]
+    layers: list[Any] = [layer for _, layer, _ in Names(model).walk(AnyBatchNorm)]
     counters = [layer.num_batches_tracked for layer in layers if layer.training and layer.track_running_stats]
     return [(counter, version_of(counter)) for counter in counters if counter is not None]
 

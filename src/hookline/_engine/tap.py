@@ -11,14 +11,15 @@ from typing import Any, NoReturn, Protocol
 from torch import Tensor, nn
 
 from hookline import _why_nothing_passed as why
-from hookline._cache.record import EMPTY, Record
-from hookline._engine.action import Action, Call, KeepingAction
+from hookline._cache.record import EMPTY, GradientRecord, Record
+from hookline._engine.action import Action, Apply, Call, KeepingAction, Set
 from hookline._engine.capture_action import Save
 from hookline._open_blocks import RESTING, Blocks, Rest, Session, acting
 from hookline._sites.language import Alternatives, Site, alternatives_of, is_pattern, match_name, write_subscripts
 from hookline._sites.members import Holders
 from hookline._sites.resolve import Found
 from hookline._sites.tree import Children, Named
+from hookline._torch import cell_content
 from hookline._values import copy_or_share
 from hookline._values.nested import STAR, expand, leaves
 from hookline.errors import HooklineError, warn
@@ -101,7 +102,10 @@ class Tap:
     order: int  # Taps of one module act in this order.
     fired: bool
     missing: str  # What happens when nothing passes here.
+    port = "output"  # The port of a `HotTap` or `HotGradientTap`: see `site`.
     is_hot = False  # Whether it is a `HotTap`.
+    is_traceable = False  # Whether dynamo can trace it on its hot path, if it can trace its action.
+    beside: Tap | None = None  # The tap that shares its hot shadow: see `hot_gradient_path` and `keeping_path`.
     exact = False
     name = ""
     holders: Holders = ()  # For a parameter: all modules that hold it.
@@ -123,8 +127,8 @@ class Tap:
     hint = ""  # The likely reason for the problem, and what to write instead.
     misses = 0  # How often its subscripts selected nothing, since the hooks were attached or entered.
     helpers: list[Tap] | None = None  # The taps at other places that it needs: see functions.py.
-    # Attaches taps for a while. Set when this one is attached; a recomputation needs it if taps are detached by then.
-    attach_for_now: Callable[[list[Tap]], AbstractContextManager[None]] | None = None
+    # Attaches taps for a while, for a recomputation in which they are detached. Set in attach.py, which imports this.
+    attach_for_now: Callable[[list[Tap]], AbstractContextManager[None]]
     counts: dict[str, int] | None = None  # How often each operation on its parameter ran, in this forward.
     counted = -1  # The forward that `counts` belongs to.
     ran: dict[str, None] | None = None  # The functions that ran before it first acted.
@@ -164,7 +168,12 @@ class Tap:
     @cached_property
     def site(self) -> Site:
         """The site of the tap. For a `HotTap` it is made when first asked for, which is rare."""
-        return Site(self.path)
+        return Site(self.path, self.port)
+
+    @property
+    def is_gradient(self) -> bool:
+        """Whether it follows gradients."""
+        return self.site.is_gradient
 
     @property
     def is_covered(self) -> bool:
@@ -201,6 +210,20 @@ class Tap:
         return match_name(name, self.names) if self.is_family else name == self.function
 
     @property
+    def purpose(self) -> tuple[Any, ...]:
+        """Where it acts and what it does there. Two functions that the same code has defined do the same."""
+        function = self.action.function
+        code = getattr(function, "__code__", None)
+        if code is None:  # For a callable object there is no code to compare.
+            return self.site, self.action.kind, repr(self.action) if function is None else id(function)
+        cells = getattr(function, "__closure__", None) or ()
+        defaults = getattr(function, "__defaults__", None) or ()
+        named = getattr(function, "__kwdefaults__", None) or {}
+        held = *(id(cell_content(cell)) for cell in cells), *map(id, defaults), *map(id, named.values())
+        owner = getattr(function, "__self__", None)
+        return self.site, self.action.kind, code.co_code, code.co_consts, code.co_names, held, id(owner)
+
+    @property
     def wanted_call(self) -> int | None:
         """The number of the only call of its module, method or parameter that it acts on, if the site names one."""
         return self.site.within if self.is_inside else self.site.call
@@ -226,7 +249,7 @@ class Tap:
     @property
     def changes(self) -> bool:
         """Whether it may change a value or follows a gradient, and so has to act again when a forward is recomputed."""
-        return not self.action.observes or self.site.is_gradient
+        return not self.action.observes or self.is_gradient
 
     def places(self, value: Any) -> Iterable[tuple[Any, ...]]:
         """Return the subscripts of each part of a value that it acts on: one, or all that a `[*]` stands for."""
@@ -274,6 +297,22 @@ def tap_at(place: Found, action: Action, session: Session, name: str = "", group
     return tap
 
 
+class ChangingTap(Tap):
+    """A tap that changes the whole output of every call of a module.
+
+    If it is the only tap of its module, it takes a short path: see `changing_path`.
+    """
+
+    __slots__ = ()
+
+    action: Set | Apply
+
+    def __init__(self, place: Found, action: Set | Apply, session: Session, name: str, group: object) -> None:
+        super().__init__(place.site, place.module, action, session, place.exact, name)
+        self.siblings, self.group = place.siblings, group
+        self.is_traceable = action.gathering is None or not action.gathering.alike
+
+
 class HotTap(Tap):
     """A tap at the whole output of every call of a module, whose record keeps the latest value.
 
@@ -283,34 +322,72 @@ class HotTap(Tap):
     __slots__ = ()
 
     is_hot = True
+    is_gradient = False
+    is_traceable = True
     action: KeepingAction
     record: Record
 
 
-def hot_taps(
-    places: Iterable[Named], exact: bool, action: KeepingAction, session: Session, name: str = ""
+class KeepingTap(HotTap):
+    """A `HotTap` whose record keeps several calls, or which has a stop beside it: see `keeping_path`."""
+
+    __slots__ = ()
+
+    is_traceable = False
+
+
+class HotGradientTap(Tap):
+    """A tap at the gradient of the whole output of every call of a module, whose record keeps the latest one.
+
+    If its module has no other tap, or only a `HotTap`, it takes a short path: see `hot_gradient_path`.
+    """
+
+    __slots__ = ()
+
+    is_gradient = True
+    port = "grad_output"
+    action: Save
+    record: Record
+
+
+def keeping_taps(
+    places: Iterable[Named], exact: bool, action: KeepingAction, session: Session, name: str = "", keep: int | None = 1
 ) -> list[Tap]:
-    """Make a `HotTap` for each of these modules.
+    """Make a `KeepingTap` for each of these modules."""
+    taps: list[Tap] = []
+    for path, module, siblings in places:
+        site = Site(path)
+        tap = KeepingTap(site, module, action, session, exact, name)
+        tap.siblings = siblings
+        tap.record = Record(site, keep)
+        taps.append(tap)
+    return taps
+
+
+def hot_taps(
+    places: Iterable[Named], exact: bool, action: KeepingAction, session: Session, name: str = "", port: str = "output"
+) -> list[Tap]:
+    """Make a `HotTap` for each of these modules, or a `HotGradientTap` for the port "grad_output".
 
     There may be thousands, so this loop sets attributes without a call for each tap. It sets the same ones as
-    `Tap.__init__` and `Record.__init__`: keep the three in step.
+    `Tap.__init__` and `Record.__init__`, but for two that are set before anybody reads them: keep the three in step.
     """
     new = object.__new__
+    kind, kind_of_record = _HOT[port]
     missing = RAISE if exact else WARN
     taps: list[Tap] = []
     for path, module, siblings in places:
-        tap = new(HotTap)
+        tap = new(kind)
         tap.path = path
         tap.module = module
         tap.siblings = siblings
         tap.action = action
         tap.session = session
-        tap.acts_in = tap.shadow = None
+        tap.shadow = None
         tap.missing = missing
         tap.active = tap.fired = False
         tap.blocks = NO_BLOCKS
-        tap.order = 0
-        tap.record = record = new(Record)
+        tap.record = record = new(kind_of_record)
         record.path = path
         record.value = EMPTY
         record.stamp = record.seen = record.version = -1
@@ -319,3 +396,10 @@ def hot_taps(
         if name:
             tap.name = name
     return taps
+
+
+# The classes of the tap and its record, for each port.
+_HOT: dict[str, tuple[type[HotTap | HotGradientTap], type[Record]]] = {
+    "output": (HotTap, Record),
+    "grad_output": (HotGradientTap, GradientRecord),
+}

@@ -15,13 +15,13 @@ from torch import nn
 
 from hookline import _why_nothing_passed as why
 from hookline._engine.action import Skip, Stop
-from hookline._engine.attach import taps_on
+from hookline._engine.attach import same_taps, taps_on
 from hookline._engine.model_forward import departed
 from hookline._engine.tap import IGNORE, RAISE, TOGETHER, Tap
 from hookline._open_blocks import Session
 from hookline._sites.resolve import Where, find_places
 from hookline._sites.tree import Names
-from hookline._torch import Line, cell_content, is_given_up, is_thrown_away, line_text, most_graphs, version_of
+from hookline._torch import Line, is_given_up, is_thrown_away, line_text, most_graphs, version_of
 from hookline.errors import HooklineError, NeverFired, warn
 
 Gradients = dict[int, tuple[Callable[[], Any], int]]  # id of a gradient -> (weak reference, version).
@@ -127,7 +127,7 @@ def _skipped_above(tap: Tap, model: nn.Module, skipped: frozenset[int]) -> str:
 
 def gradients_of(model: nn.Module) -> Gradients:
     """Return the gradients of a model's parameters, held weakly."""
-    grads = [parameter.grad for parameter in model.parameters() if parameter.is_leaf]
+    grads = [one.grad for _, _, one in Names(model).tensors() if one is not None and one.is_leaf]
     return {id(grad): (weakref.ref(grad), version_of(grad)) for grad in grads if grad is not None}
 
 
@@ -148,15 +148,13 @@ def forward_before_block(
 
 def cut_off(taps: list[Tap]) -> list[Message]:
     """Return messages about gradient edits that got no gradient, though a backward went through the model's output."""
-    changes = [tap for tap in taps if not (tap.is_hot or tap.action.observes) and tap.site.is_gradient]
+    changes = [tap for tap in taps if not tap.action.observes and tap.is_gradient]
     found = [tap for tap in changes if tap.fired and not tap.reached and tap.missing != IGNORE]
     return [Message(False, f"'{tap.site}' {why.CUT_OFF}") for tap in found]
 
 
 def ran_uncompiled(session: Session, model: nn.Module) -> list[Message]:
     """Return a message if a compiled model ran uncompiled because torch compiles no further graph of it."""
-    if not session.gave_up:
-        return []
     reason = f"torch makes at most {most_graphs()} graphs of one function, and each set of hooks takes one"
     advice = "raise torch._dynamo.config.recompile_limit, or compile the blocks of the model instead of the whole"
     return [Message(False, f"{type(model).__name__} ran uncompiled: {reason}; {advice}")]
@@ -172,8 +170,11 @@ def selected_nothing(taps: list[Tap]) -> list[Message]:
 
 def replaced(taps: list[Tap], model: nn.Module) -> list[Message]:
     """Return messages about taps whose module was replaced, or wrapped in another, while the block was open."""
+    changes = [tap for tap in taps if not tap.action.observes]
     # If only a parent of a captured module was replaced, the captured value is still right.
-    doubtful = [tap for tap in taps if not tap.action.observes or _is_elsewhere(tap)]
+    captures = [(tap, tap.siblings) for tap in taps if tap.action.observes and tap.siblings is not None]
+    moved = [tap for tap, held in captures if held.get(tap.path.rpartition(".")[2]) is not tap.module]
+    doubtful = changes + moved
     if not doubtful:
         return []
     messages, names = [], Names(model)
@@ -183,11 +184,6 @@ def replaced(taps: list[Tap], model: nn.Module) -> list[Message]:
             places = [name for name in names.of(tap.module) if not name.startswith("<")]
             messages.append(Message(tap.missing == RAISE, why.replaced_while_hooked(tap.site, now, places)))
     return messages
-
-
-def _is_elsewhere(tap: Tap) -> bool:
-    """Return True if the module of a tap is no longer where it was found."""
-    return tap.siblings is not None and tap.siblings.get(tap.path.rpartition(".")[2]) is not tap.module
 
 
 def added_since(asked: list[Where], hooked: set[int], model: nn.Module) -> list[Message]:
@@ -226,31 +222,12 @@ def warn_of_same_hook(taps: list[Tap]) -> None:
     """Warn about a second hook that does the same at the same place, e.g. after running a notebook cell twice."""
     for tap in taps:
         is_watched = tap.holders or tap.method in tap.module.__dict__
-        for other in taps_on(tap.module) if is_watched else ():
-            same = other.active and other.site == tap.site and other.action.kind == tap.action.kind
-            added_before = other.session is not tap.session or (other not in taps and other.name == tap.name)
-            if same and added_before and _what_it_does(other) == _what_it_does(tap):
-                whose = " from another Hooks" if other.session is not tap.session else ""
+        for other in same_taps(tap) if is_watched else ():
+            is_of_others = other.session is not tap.session
+            if other.active and (is_of_others or (other not in taps and other.name == tap.name)):
+                whose = " from another Hooks" if is_of_others else ""
                 warn(
                     f"'{tap.site}' has the same {tap.action.kind} hook{whose} already; "
                     "hl.attached(model) lists all hooks, hl.clear(model) removes hookline's"
                 )
                 return
-
-
-def _what_it_does(tap: Tap) -> object:
-    """Return a key for what a tap does. A function that was defined twice by the same code has the same key."""
-    function = tap.action.function
-    code = getattr(function, "__code__", None)
-    if function is not None and code is None:
-        return id(function)  # A callable object: there is no code to compare.
-    if code is None:
-        return repr(tap.action)
-    cells = getattr(function, "__closure__", None) or ()
-    owner = getattr(function, "__self__", None)
-    defaults = [
-        *(getattr(function, "__defaults__", None) or ()),
-        *(getattr(function, "__kwdefaults__", None) or {}).values(),
-    ]
-    held = [*(id(cell_content(cell)) for cell in cells), *map(id, defaults)]
-    return code.co_code, code.co_consts, code.co_names, held, id(owner)

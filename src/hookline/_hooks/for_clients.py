@@ -24,7 +24,7 @@ from hookline._engine.attach import attached_for_now, taps_on
 from hookline._engine.call_arguments import bind, parameters_of
 from hookline._engine.tap import IGNORE, TOGETHER, WARN, Tap, hot_taps, tap_at
 from hookline._hooks.hooks import PLAIN, Hook, Hooks
-from hookline._open_blocks import Session, not_left, open_blocks
+from hookline._open_blocks import Session, Token, not_left, open_blocks
 from hookline._sites.language import Site
 from hookline._sites.resolve import Found
 from hookline._why_nothing_passed import ran_elsewhere
@@ -35,7 +35,7 @@ _to_front = itertools.count(-1, -1)
 @contextmanager
 def observing(places: Iterable[tuple[Found, Observer]]) -> Iterator[None]:
     """Let observers see the values that pass on this thread, even while `resting` pauses all hooks."""
-    session, block = Session(), object()
+    session, block = Session(), Token()
     taps = [tap_at(place, observer, session) for place, observer in places]
     for tap in taps:
         tap.blocks = frozenset((block,))

@@ -20,23 +20,33 @@ from hookline._cache.budget import Budget, Folder
 from hookline._cache.cache import Cache, refuse_several_calls
 from hookline._cache.record import Record, spread
 from hookline._engine.action import NOTHING, Action, Apply, Set, Skip, Stop
-from hookline._engine.capture_action import CaptureOptions, Save
+from hookline._engine.capture_action import USUAL_SAVE, CaptureOptions, Save
 from hookline._engine.compiled import number_tensor
-from hookline._engine.tap import IGNORE, RAISE, WARN, Tap, hot_taps, tap_at
+from hookline._engine.tap import (
+    IGNORE,
+    RAISE,
+    WARN,
+    ChangingTap,
+    Tap,
+    hot_taps,
+    keeping_taps,
+    tap_at,
+)
 from hookline._hooks.lifecycle import GENERATOR, Lifecycle, OpenBlock, Owner, yielding
 from hookline._open_blocks import Blocks, open_blocks
 from hookline._option_checks import bytes_of, device_here, dtype_of, refuse_flags, refuse_flags_or_none, refuse_texts
 from hookline._sites.language import Site, matches_name
-from hookline._sites.resolve import Found, Where, find_modules, find_places
+from hookline._sites.resolve import Found, Modules, Where, find_modules, find_places
 from hookline._sites.tree import Names, refuse_other_model, unwrap
 from hookline._tables import Table, Tabular, count
-from hookline._torch import frame_at
+from hookline._torch import frame_at, is_running
 from hookline._why_nothing_passed import why_none_returned
 from hookline.errors import EditError, HooklineError, SiteError, add_note, did_you_mean, warn
 from hookline.parallel.gather import gathering_of
 from hookline.parallel.ranks import is_sharded
 
 PLAIN = ("output", "", None, "", None)  # The fields of a site after its path, for a module's output at every call.
+PLAIN_GRADIENT = ("grad_output", *PLAIN[1:])
 KINDS = ("capture", "patch", "edit", "skip", "stop")
 
 
@@ -156,20 +166,21 @@ class Hooks(Tabular):
         active: Whether hooks act as soon as they are added. With False they wait until they are activated or entered.
     """
 
+    _chosen: list[Tap] | None = None  # None: all taps of the lifecycle.
+    _parent: Hooks | None = None
+    _brief = False  # Whether this is a short form: attached on entering, detached on leaving.
+
     def __init__(self, model: nn.Module, active: bool = True) -> None:
         refuse_other_model(model)
         if active is not False:
             refuse_flags(active=active)
         self._model = model
         self._active = active
-        self._cache = Cache()
-        self._cache._names = Names(model)
-        self._lifecycle = Lifecycle(model, self._cache._session)
-        self._chosen: list[Tap] | None = None  # None: all taps of the lifecycle.
-        self._parent: Hooks | None = None
+        self._cache = cache = Cache()
+        cache._names = Names(model)
+        self._lifecycle = lifecycle = Lifecycle(model, cache._session)
         self._open: dict[OpenBlock, None] = {}
-        self._owners = Owner(self._lifecycle), Owner(self._lifecycle)
-        self._brief = False  # A short form: attached on entering, detached on leaving.
+        self._owners = Owner(lifecycle), Owner(lifecycle)
 
     @property
     def model(self) -> nn.Module:
@@ -215,6 +226,13 @@ class Hooks(Tabular):
             raise SiteError('capture what? Give sites, as in capture("h.*.mlp"); hl.sites(model) lists every name')
         if len(where) > 1 and not self._brief:
             _refuse_model(self._model, where[0], "capture")
+        is_usual = detach is True and clone is None and device is None and dtype is None and transform is None
+        is_usual = is_usual and with_call is False and limit is None and spill is False and keep == "last"
+        is_usual = is_usual and gather is True and name == ""
+        if is_usual and stop is False and self._capture_plainly(where):
+            return self._cache
+        if is_usual and stop is True and not is_running():
+            return self._capture(where, USUAL_SAVE, 1, "", stop=True)
         if not (detach is True and with_call is False and gather is True and stop is False and type(name) is str):
             refuse_flags(detach=detach, with_call=with_call, gather=gather, stop=stop)
             refuse_texts(name=name)
@@ -231,21 +249,30 @@ class Hooks(Tabular):
         action = Save(options, _budget_of(limit, spill, detach), gathering_of(self._model, gather))
         return self._capture(where, action, _calls_of(keep), name, stop)
 
-    def _capture(self, where: tuple[Where, ...], action: Save, calls: int | None, name: str, stop: bool) -> Cache:
-        is_hot = calls == 1 and action.is_plain
-        found = find_modules(self._model, where[0]) if is_hot and not stop and len(where) == 1 else None
+    def _capture_plainly(self, where: tuple[Where, ...]) -> bool:
+        """Capture whole outputs, or their gradients, without options: the usual case. Return False for all others."""
+        found = find_modules(self._model, where) if where and not is_running() else None
         if found is not None:
-            return self._add_captures(hot_taps(*found, action, self._lifecycle.session, name), where)
+            self._capture_modules(found, USUAL_SAVE, "", where)
+        return found is not None
+
+    def _capture(self, where: tuple[Where, ...], action: Save, calls: int | None, name: str, stop: bool) -> Cache:
+        found = find_modules(self._model, where) if calls == 1 and action.is_plain and not stop else None
+        if found is not None:
+            return self._capture_modules(found, action, name, where)
         places = find_places(self._model, where)
-        if is_hot and not stop and all([place.exact and place.site[1:] == PLAIN for place in places]):
-            modules = [(place.site.path, place.module, place.siblings) for place in places]
-            return self._add_captures(hot_taps(modules, True, action, self._lifecycle.session, name), where)
         if stop:
             _refuse_stop(self._model, [place.site for place in places], action.options.detach)
-        self._add_captures([self._capture_at(place, action, calls, name) for place in places], where)
+        self._add_captures([self._capture_at(place, action, calls, name, stop) for place in places], where)
         if stop:
             self._add(self._stops(places, name))
         return self._cache
+
+    def _capture_modules(self, found: list[Modules], action: Save, name: str, asked: tuple[Where, ...]) -> Cache:
+        taps: list[Tap] = []
+        for modules, exact, port in found:
+            taps += hot_taps(modules, exact, action, self._lifecycle.session, name, port)
+        return self._add_captures(taps, asked)
 
     def patch(self, values: Mapping[Any, Any], name: str = "", check: bool = True) -> Hooks:
         """Replace the values that pass at these places with given ones: `{site: value}`, or a cache.
@@ -417,21 +444,27 @@ class Hooks(Tabular):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
     ) -> None:
-        if isinstance(error, (TypeError, AttributeError)) and self._lifecycle.session.stopped and "None" in str(error):
-            add_note(error, why_none_returned(type(self._lifecycle.model).__name__))
-        blocks, here = self._still_open(), open_blocks.get()
+        lifecycle = self._lifecycle
+        if isinstance(error, (TypeError, AttributeError)) and lifecycle.session.stopped and "None" in str(error):
+            add_note(error, why_none_returned(type(lifecycle.model).__name__))
+        blocks = self._still_open()
         if not blocks:
             return
-        block = next((block for block in reversed(blocks) if block in here), blocks[-1])
-        self._lifecycle.leave(block, failed=kind, over=self._brief)
+        block = blocks[-1]
+        if len(blocks) > 1:
+            here = open_blocks.get()
+            block = next((one for one in reversed(blocks) if one in here), block)
+        lifecycle.leave(block, failed=kind, over=self._brief)
         self._open.pop(block, None)
 
     def _still_open(self) -> list[OpenBlock]:
         """Return the blocks of `with hooks` that are still open, and forget the others."""
-        for block in list(self._open):
+        found = list(self._open)
+        for block in found:
             if block not in self._lifecycle.blocks:
                 self._open.pop(block, None)  # Another thread may have removed it already.
-        return list(self._open)
+                found = list(self._open)
+        return found
 
     def __iter__(self) -> Iterator[Hook]:
         self._lifecycle.verb = ""  # The caller uses these hooks, so don't warn if they are never entered.
@@ -459,7 +492,8 @@ class Hooks(Tabular):
 
     @property
     def _taps(self) -> list[Tap]:
-        return [tap for tap in (self._lifecycle.taps if self._chosen is None else self._chosen) if not tap.removed]
+        chosen = self._chosen
+        return list(self._lifecycle.taps) if chosen is None else [tap for tap in chosen if not tap.removed]
 
     def _table(self) -> Table:
         rows = [
@@ -480,7 +514,14 @@ class Hooks(Tabular):
 
     def _make(self, places: list[Found], action: Action, name: str) -> list[Tap]:
         group, session = object(), self._lifecycle.session
-        return [tap_at(place, action, session, name, group) for place in places]
+        if not isinstance(action, (Set, Apply)):
+            return [tap_at(place, action, session, name, group) for place in places]
+        return [
+            ChangingTap(place, action, session, name, group)
+            if place.site[1:] == PLAIN
+            else tap_at(place, action, session, name, group)
+            for place in places
+        ]
 
     def _stops(self, places: list[Found], name: str) -> list[Tap]:
         taps = self._make(places, Stop(), name)
@@ -491,10 +532,15 @@ class Hooks(Tabular):
                 )
         return taps
 
-    def _capture_at(self, place: Found, action: Save, calls: int | None, name: str) -> Tap:
-        if calls == 1 and action.is_plain and place.site[1:] == PLAIN:
-            module = place.site.path, place.module, place.siblings
-            return hot_taps([module], place.exact, action, self._lifecycle.session, name)[0]
+    def _capture_at(self, place: Found, action: Save, calls: int | None, name: str, stop: bool) -> Tap:
+        if action.is_plain and place.site[1:] == PLAIN:
+            module, session = (place.site.path, place.module, place.siblings), self._lifecycle.session
+            if calls == 1 and not stop:
+                return hot_taps([module], place.exact, action, session, name)[0]
+            return keeping_taps([module], place.exact, action, session, name, calls)[0]
+        if calls == 1 and action.is_plain and place.site[1:] == PLAIN_GRADIENT:
+            module, session = (place.site.path, place.module, place.siblings), self._lifecycle.session
+            return hot_taps([module], place.exact, action, session, name, "grad_output")[0]
         tap = tap_at(place, action, self._lifecycle.session, name)
         tap.record = Record(place.site, calls)
         if tap.star or tap.is_family:
@@ -502,15 +548,20 @@ class Hooks(Tabular):
         return tap
 
     def _add_captures(self, taps: list[Tap], asked: Iterable[Where]) -> Cache:
-        taken = {tap.site for tap in self._taps if tap.record is not None}
-        for tap in taps if taken else ():
-            if tap.site in taken:
-                raise SiteError(
-                    f"'{tap.site}' is captured by these hooks already; use a second Hooks, or remove that one"
-                )
+        if self._lifecycle.taps:
+            self._refuse_captured(taps)
         self._lifecycle.add(taps, self._active, self._brief, asked)
         self._cache._asked += filter(None, [tap.record for tap in taps])
         return self._cache
+
+    def _refuse_captured(self, taps: list[Tap]) -> None:
+        """Raise if one of these captures is at a site that these hooks capture already."""
+        captured = self._lifecycle.captured()
+        for tap in taps:
+            if tap.site in captured:
+                raise SiteError(
+                    f"'{tap.site}' is captured by these hooks already; use a second Hooks, or remove that one"
+                )
 
     def _add(self, taps: list[Tap], asked: Iterable[Where] = ()) -> Hooks:
         self._lifecycle.add(taps, self._active, self._brief, asked)

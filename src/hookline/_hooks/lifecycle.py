@@ -33,13 +33,14 @@ from hookline._engine import offload
 from hookline._engine.action import Stop
 from hookline._engine.attach import attach, copy_as_before, detach, forget_locks, model_taps
 from hookline._engine.capture_action import Save
-from hookline._engine.model_forward import Forward, ModelTap
-from hookline._engine.tap import NO_BLOCKS, RAISE, Tap
+from hookline._engine.model_forward import ModelTap
+from hookline._engine.tap import NO_BLOCKS, RAISE, HotTap, Tap
 from hookline._engine.unsupported_tracing import refuse_opening
 from hookline._hooks import diagnose
 from hookline._hooks.diagnose import Gradients, Message
 from hookline._open_blocks import (
     RESTING,
+    Blocks,
     Generating,
     Session,
     Token,
@@ -53,7 +54,7 @@ from hookline._open_blocks import (
 from hookline._sites.language import Site
 from hookline._sites.resolve import Where
 from hookline._sites.tree import unwrap
-from hookline._torch import Line, frames, is_any_compiled, is_dynamo_loaded, user_line
+from hookline._torch import Line, frames, has_compiled, is_any_compiled, user_line
 from hookline.errors import HooklineError, warn
 
 NO_HOOKS = "there are no hooks here: they were removed, or none were added"
@@ -61,7 +62,8 @@ GENERATOR = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
 _DRIVERS = ("contextlib", "_pytest", "pytest_asyncio", "anyio", "pluggy")
 
 _order = itertools.count(1)
-_living: dict[int, weakref.ref[Lifecycle]] = {}  # Every lifecycle that has hooks on a model now.
+_living: dict[int, Callable[[], Lifecycle | None]] = {}  # Every lifecycle that has hooks on a model now, held weakly.
+_ONLY_HOT = {HotTap}
 
 
 class OpenBlock(Token):
@@ -69,14 +71,16 @@ class OpenBlock(Token):
 
     unfollowed: list[Tap] | None = None  # Taps at gradients that had not fired when the block was entered.
     grads: Gradients | None = None  # The parameters' gradients when the block was entered.
+    hides_values = False  # Whether values of an earlier block are hidden until new ones come.
+    restores = False
 
     def __init__(self, taps: list[Tap], session: Session, brief: bool) -> None:
         self.taps, self.model = taps, session.model
-        # A short form has nothing to restore, unless it is entered again inside its own block.
-        self.restores = not brief or bool(taps[0].blocks)
-        self.before = [(tap, tap.active, tap.count, tap.fired) for tap in (taps if self.restores else ())]
         self.session_before = session.began, session.failed
-        self.hides_values = False  # Whether values of an earlier block are hidden until new ones come.
+        self.before: list[tuple[Tap, bool, int, bool]] = []
+        if not brief or taps[0].blocks:  # A short form has nothing to restore, unless it is entered again in its block.
+            self.restores = True
+            self.before = [(tap, tap.active, tap.count, tap.fired) for tap in taps]
 
     def is_on(self, model: nn.Module) -> bool:
         """Return True if the block is open on this model, on a part of it or on a model that contains it."""
@@ -96,11 +100,24 @@ class OpenBlock(Token):
                 tap.record.reason = ""  # The model did not run, so there is nothing to complain about.
 
 
+class Asked:
+    """The places that one call of `Hooks` was given, and how many of its taps are left."""
+
+    def __init__(self, where: Iterable[Where], left: int) -> None:
+        self.where, self.left = list(where), left
+
+
 class Lifecycle:
     """The taps of one `Hooks`, in order, and their open blocks. It holds no reference to the `Hooks`."""
 
     verb = ""  # The name of the short form, such as "capture", until it is entered.
     added_at: Line | None = None  # The line that added the hooks, until they are entered.
+    may_have_fired = False
+    is_dropped = False  # Whether nothing has to be done when the `Hooks` is freed, or whether that is done.
+    # The patterns of these hooks, and the ids of all modules that ever had one of them. Not kept for short forms.
+    asked: dict[Asked, None] | None = None
+    hooked: set[int] | None = None
+    sites: set[Site] | None = None  # The sites that these hooks capture, once somebody has asked for them.
 
     def __init__(self, model: nn.Module, session: Session) -> None:
         self.wrapped = model
@@ -109,14 +126,10 @@ class Lifecycle:
         self.session = session
         session.model = weakref.ref(self.model)
         session.lifecycle = weakref.ref(self)
-        self.taps: list[Tap] = []
-        self.asked: list[tuple[list[Where], list[Tap]]] = []  # Patterns and their taps, except in short forms.
-        self.hooked: set[int] = set()  # The ids of all modules that ever had one of these hooks.
+        self.taps: dict[Tap, Asked | None] = {}
         self.blocks: list[OpenBlock] = []
-        self.may_have_fired = False
-        self.is_dropped = False  # Whether the `Hooks` was freed and its hooks detached.
-        self.forward = Forward()
-        self.around = ModelTap(Site(""), self.model, self.forward, session, False, "")
+        self.around = ModelTap(self.model, self.taps, session)
+        self.forward = self.around.action
 
     def add(self, taps: list[Tap], active: bool, brief: bool, asked: Iterable[Where] = ()) -> None:
         """Add taps, and activate them if `active`. The taps of a short form get their order when it is entered."""
@@ -127,16 +140,18 @@ class Lifecycle:
                 "hooks that are added inactive would not act in this block, which is open already; add them before it "
                 "is entered, or make them with hl.Hooks(model), which acts at once"
             )
-        self.taps += taps
-        self.forward.taps = self.taps
-        if taps and isinstance(taps[0].action, Stop):
-            self.forward.stops += taps
-        if any([not tap.is_hot and tap.site.is_gradient for tap in taps]):
-            self.forward.has_gradients = True
-            self.forward.changes_gradients |= any([not tap.action.observes for tap in taps])
-        if brief:
+        group = None if brief else Asked(asked, len(taps))
+        self.taps.update(dict.fromkeys(taps, group))
+        if self.sites is not None:
+            self.sites.update([tap.site for tap in taps if tap.record is not None])
+        if set(map(type, taps)) != _ONLY_HOT:
+            self._look_at(taps)
+        if group is None:
             return
-        self.asked.append((list(asked), taps))
+        if self.asked is None or self.hooked is None:
+            self.asked, self.hooked = {}, set()
+        if taps:
+            self.asked[group] = None
         self.hooked.update([id(tap.module) for tap in taps])
         for tap in taps:
             tap.order = next(_order)
@@ -153,9 +168,18 @@ class Lifecycle:
             self.remove(taps)
             raise
 
+    def _look_at(self, taps: Iterable[Tap]) -> None:
+        """Note which of these taps need something to be done in every forward of the model."""
+        for tap in taps:
+            if isinstance(tap.action, Stop):
+                self.forward.stops[tap] = None
+            if tap.is_gradient:
+                self.forward.has_gradients = True
+                self.forward.changes_gradients |= not tap.action.observes
+
     def is_inactive(self, record: Record) -> bool:
         """Return True if the hook that fills this record acts nowhere."""
-        return any(tap.record is record and not (tap.active or tap.blocks) for tap in self.taps)
+        return any(tap.record is record and not (tap.active or tap.blocks) for tap in list(self.taps))
 
     def activate(self, taps: Iterable[Tap]) -> None:
         """Activate taps everywhere."""
@@ -187,13 +211,25 @@ class Lifecycle:
         self._wire(taps)
         for tap in taps:
             tap.removed = True
-        self.taps = self.forward.taps = [tap for tap in self.taps if not tap.removed]
-        self.forward.stops = [tap for tap in self.forward.stops if not tap.removed]
-        self._forget_removed()
+            self.forget(tap)
 
-    def _forget_removed(self) -> None:
-        """Forget the patterns whose hooks were all removed."""
-        self.asked = [one for one in self.asked if not all([tap.removed for tap in one[1]])]
+    def forget(self, tap: Tap) -> None:
+        """Forget a tap that was removed."""
+        if self.sites is not None and tap.record is not None:
+            self.sites.discard(tap.site)
+        self.forward.stops.pop(tap, None)
+        self.forward.active.pop(tap, None)
+        asked = self.taps.pop(tap, None)
+        if asked is not None and self.asked is not None:
+            asked.left -= 1
+            if not asked.left:
+                self.asked.pop(asked, None)
+
+    def captured(self) -> set[Site]:
+        """Return the sites that these hooks capture."""
+        if self.sites is None:
+            self.sites = {tap.site for tap in list(self.taps) if tap.record is not None}
+        return self.sites
 
     def enter(self, taps: list[Tap], renew: bool) -> OpenBlock:
         """Open a block: these taps act here until it is left, and count calls from 0."""
@@ -201,18 +237,22 @@ class Lifecycle:
         if not taps:
             raise HooklineError(NO_HOOKS)
         refuse_opening()
-        self._refuse_second_thread(taps)
+        if self.blocks or has_compiled():
+            self._refuse_second_thread(taps)
         block = OpenBlock(taps, self.session, renew)
-        here = not_left() | {block}
+        before = not_left()
+        here = before | {block}
         try:
             self.blocks.append(block)
             if self.forward.has_gradients:
-                block.unfollowed = [tap for tap in taps if not tap.fired and not tap.is_hot and tap.site.is_gradient]
+                block.unfollowed = [tap for tap in taps if not tap.fired and tap.is_gradient]
                 block.grads = diagnose.gradients_of(self.model)
+            if self.may_have_fired:
+                self.session.restart()
             self._open(block, renew)
-            self.session.restart()
-            self._follow()
-            attach(taps, None if RESTING in here else here)
+            self.may_have_fired = True
+            self._follow(taps, None if RESTING in here else here)
+            block.opened = here, before
             open_blocks.set(here)
         except BaseException:
             self._close(block)
@@ -226,7 +266,7 @@ class Lifecycle:
             raise HooklineError(
                 "these hooks are open on another thread or task, and captures would mix; make a Hooks for each"
             )
-        if not is_dynamo_loaded():
+        if not has_compiled():
             return
         others = any([not tap.blocks <= here for tap in model_taps(self.model)])
         if others and is_any_compiled(self.wrapped):
@@ -241,7 +281,6 @@ class Lifecycle:
             for tap, order in zip(block.taps, _order):  # noqa: B905  # `_order` is infinite.
                 tap.blocks = token
                 tap.order = order
-            self.may_have_fired = True
             return
         for tap in block.taps:
             tap.blocks = token if not tap.blocks else tap.blocks | token
@@ -253,7 +292,7 @@ class Lifecycle:
                 tap.reached = False
             if tap.problem or tap.ran is not None:
                 tap.problem, tap.hint, tap.misses, tap.ran = "", "", 0, None
-            if tap.record is not None and tap.record.value is not EMPTY and not tap.site.is_gradient:
+            if tap.record is not None and tap.record.value is not EMPTY and not tap.is_gradient:
                 tap.record.explain(why.NOT_YET)
                 block.hides_values = True
 
@@ -272,24 +311,28 @@ class Lifecycle:
         self.session.failed += failures
         if failed is None:
             offload.flush()
-            diagnose.speak(messages)
+            if messages:
+                diagnose.speak(messages)
 
     def _explain(self, block: OpenBlock, failed: type[BaseException] | None) -> list[Message]:
         """Record why sites of a block that ends did not fire, and return the messages about the block."""
-        taps = [tap for tap in block.taps if tap.shadow is not None]
         session, model = self.session, self.model
-        messages = diagnose.never_fired(taps, session, model, bool(self.forward.stops), failed, block.skipped)
+        since = session.forwards - session.began
+        taps = [tap for tap in block.taps if tap.shadow is not None]
+        messages: list[Message] = []
+        if failed is not None or not since or session.failed or not all([tap.fired for tap in taps]):
+            messages = diagnose.never_fired(taps, session, model, bool(self.forward.stops), failed, block.skipped)
         if failed is not None:
             return []
         if block.unfollowed:
             messages += diagnose.forward_before_block(block.unfollowed, block.grads, session, model)
         if session.backward:
             messages += diagnose.cut_off(taps)
-        if session.since:
+        if session.gave_up and since:
             messages += diagnose.ran_uncompiled(session, model)
         if session.missed:
             messages += diagnose.selected_nothing(taps)
-        if session.since:
+        if since:
             messages += diagnose.replaced(taps, model)
             if self.forward.parents and self.forward.has_grown():
                 messages += self._added_since()
@@ -302,26 +345,29 @@ class Lifecycle:
         for tap in block.taps:
             tap.blocks = tap.blocks - {block} if self.blocks else NO_BLOCKS
         is_over = not (self.blocks or block.restores or self.around.active)  # The last block of a short form.
-        block.restore()
+        if block.restores or block.hides_values:
+            block.restore()
         if is_over:
-            self._copy_out_of_graphs(block.taps)
+            if has_compiled():
+                self._copy_out_of_graphs(block.taps)
             self.around.blocks = NO_BLOCKS
             self._unfollow(block.taps)
+            self.is_dropped = True
         else:
             self._wire(block.taps)
         block.taps = []  # Other contexts, and taps that remember their blocks, may still hold this block.
 
     def _wire(self, taps: list[Tap]) -> None:
         """Attach the taps that act somewhere, detach the others."""
-        self._copy_out_of_graphs(taps)
+        if has_compiled():
+            self._copy_out_of_graphs(taps)
         forward = self.forward
         if forward.active or any([tap.active for tap in taps]):
             forward.follow_active(taps)
-        self.around.active = any(tap.active for tap in list(forward.active))  # hl.clear may have deactivated some.
+        self.around.active = bool(forward.active)
         acting = [tap for tap in taps if tap.active or tap.blocks]
         if acting:
-            self._follow()
-            attach(acting)
+            self._follow(acting)
         if len(acting) < len(taps):
             detach([tap for tap in taps if not (tap.active or tap.blocks)])
         if not acting:
@@ -329,31 +375,31 @@ class Lifecycle:
 
     def _copy_out_of_graphs(self, taps: list[Tap]) -> None:
         """Copy the values that compiled graphs have stored: the next run may reuse their memory."""
-        for tap in taps if is_dynamo_loaded() else ():
+        for tap in taps:
             if tap.record is not None and tap.record.is_traced:
                 tap.record.copy_out_of_graph()
 
-    def _follow(self) -> None:
-        """Watch the model's forwards while any tap acts."""
+    def _follow(self, taps: Iterable[Tap] = (), acts_in: Blocks | None = None) -> None:
+        """Watch the model's forwards while any tap acts, and attach these taps. `acts_in` is as in `attach`."""
         around = self.around
         around.blocks = frozenset(self.blocks)
         if around.active or around.blocks:
             if self.forward.owner is None:
                 self.forward.owner = self
-                key = id(self)
-                _living[key] = weakref.ref(self, lambda _: _living.pop(key, None))
+                self.is_dropped = False
+                _living[id(self)] = self.session.lifecycle
                 _follow_process()
-            attach((around,))
+            attach([around, *taps], acts_in)
         else:
             self._unfollow()
 
     def detach_all(self) -> None:
         """Detach all taps from the model, whatever state they are in."""
-        self._unfollow(self.taps)
+        self._unfollow(list(self.taps))
 
     def _unfollow(self, taps: Iterable[Tap] = ()) -> None:
         """Detach the taps, then the tap that watches the model's forwards, which was attached first."""
-        detach((*taps, self.around))
+        detach([*taps, self.around])
         self.forward.owner = None
         _living.pop(id(self), None)
         copy_as_before(self.session)
@@ -365,8 +411,8 @@ class Lifecycle:
     def _added_since(self) -> list[Message]:
         """Return messages about new modules that match a pattern of these hooks but have none."""
         self.forward.sizes = list(map(len, self.forward.parents))
-        self._forget_removed()  # hl.clear may have removed some.
-        return diagnose.added_since([where for wheres, _ in self.asked for where in wheres], self.hooked, self.wrapped)
+        places = [where for asked in list(self.asked or ()) for where in asked.where]
+        return diagnose.added_since(places, self.hooked or set(), self.wrapped)
 
     def drop(self) -> None:
         """Detach all taps, because nothing holds the `Hooks` any more."""
@@ -387,9 +433,9 @@ class Lifecycle:
         if self.session.forked or not self.taps:
             return
         if self.verb and not self.may_have_fired:
-            diagnose.warn_of_unentered(self.taps, self.verb, self.added_at)
+            diagnose.warn_of_unentered(list(self.taps), self.verb, self.added_at)
         elif self.added_at is not None and self.forward.active and not self.session.any_forward:
-            diagnose.warn_of_unkept(self.taps, self.session, self.added_at)
+            diagnose.warn_of_unkept(list(self.taps), self.session, self.added_at)
 
 
 class Owner:

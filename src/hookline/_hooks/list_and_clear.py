@@ -11,7 +11,7 @@ from hookline._engine.attach import strip, taps_on
 from hookline._engine.model_forward import Forward
 from hookline._engine.shadowed_forward import is_shadow
 from hookline._engine.tap import NO_BLOCKS
-from hookline._open_blocks import close_block
+from hookline._open_blocks import Token, close_block
 from hookline._sites.tree import Names, is_scripted, refuse_other_model
 from hookline._tables import Table, Tabular
 from hookline._torch import MODULE_HOOKS, TENSOR_HOOKS
@@ -82,10 +82,15 @@ def clear(model: nn.Module) -> int:
                 lifecycles.append(tap.action.owner)
             tap.active = False
             for block in tap.blocks:
-                close_block(block)
+                if isinstance(block, Token):
+                    close_block(block)
             tap.blocks = NO_BLOCKS
             removed += not (isinstance(tap.action, Forward) or tap.removed)
-            tap.removed = not isinstance(tap.action, Forward)
+            lifecycle = tap.session.lifecycle()
+            if not isinstance(tap.action, Forward):
+                tap.removed = True
+                if lifecycle is not None:
+                    lifecycle.forget(tap)
         strip(module)
     for lifecycle in lifecycles:
         lifecycle.detach_all()

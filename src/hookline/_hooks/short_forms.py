@@ -60,7 +60,8 @@ def capture(model: nn.Module, *where: Any, **options: Any) -> Hooks:
     2            1  float32  (3, 2)
     """
     hooks = short_form(model)
-    hooks.capture(*where, **options)
+    if options or not hooks._capture_plainly(where):
+        hooks.capture(*where, **options)
     warn_unless_entered(hooks, "capture", calling_line())
     return hooks
 

@@ -39,6 +39,7 @@ from hookline._torch import (
     known_version,
     lazy_clone,
     may_be_of_cuda_graph,
+    outside_all_modes,
     raw_stream,
     saves_its_output,
     saving_hooks,
@@ -201,7 +202,7 @@ def _calibrate() -> tuple[int, int, int]:
     return found if is_seen and holders else (-1, -1, -1)
 
 
-ALONE, _ALONE_AS_BASE, ALONE_IN_MEMORY = _calibrate()
+ALONE, _ALONE_AS_BASE, ALONE_IN_MEMORY = outside_all_modes(_calibrate)
 _SMALL = 1 << 20  # Bytes.
 _MOST_OBJECTS = 20_000
 _TOO_MUCH = -1  # In a set of memory ids: there were too many objects to search.

@@ -18,6 +18,7 @@ from hookline._kernel import (
     Names,
     describe,
     is_scripted,
+    is_shadow,
     leaves,
     map_tensors,
     refuse_flags,
@@ -368,7 +369,9 @@ class State:
         found: dict[Key, Any] = {}
         for path, module in self._modules:
             found[path, "its class"] = type(module)
-            found |= {(path, f"{name!r}"): _token(value) for name, value in module.__dict__.items()}
+            names = module.__dict__
+            # A hook that was there before may get a new shadow, if another one came and went.
+            found |= {(path, f"{key!r}"): "" if is_shadow(one) else _token(one) for key, one in names.items()}
         for (path, name), tensor in self._named_tensors():
             found[path, f"the numbers of {name!r}"] = share_for_now(tensor.detach())
             found[path, f"the gradient of {name!r}"] = id(tensor.grad) if tensor.is_leaf else 0
