@@ -17,6 +17,7 @@ import pytest
 import hookline as hl
 from hookline import _kernel
 from hookline._engine.tap import Tap
+from hookline._values import copy_or_share
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "hookline"
@@ -209,8 +210,8 @@ def test_a_client_reaches_no_further_than_the_kernel_s_list(name):
     assert packages_of(name) <= {"", "parallel", *FOUNDATIONS, *CLIENTS[: CLIENTS.index(name)]}
 
 
-# These load files of their own package by name: a command, a callback, an older library.
-LOAD_THEIR_OWN = {"_cli.main": "hookline._cli.", "callbacks": "hookline.callbacks.", "compat": "hookline.compat."}
+# These load files of their own package by name: a callback, an older library.
+LOAD_THEIR_OWN = {"callbacks": "hookline.callbacks.", "compat": "hookline.compat."}
 
 
 @pytest.mark.parametrize("name", [*CLIENTS, "__main__"])
@@ -424,7 +425,7 @@ import sys
 import torch, safetensors, safetensors.torch, warnings
 before = set(sys.modules)
 warnings.simplefilter("error")
-import hookline
+from hookline import Cache, Hooks, Site, attached, capture, pinned
 new = {name.partition(".")[0] for name in set(sys.modules) - before}
 print(*sorted(new - {"hookline"} - sys.stdlib_module_names))
 print("torch._dynamo" in sys.modules, "hookline.compat" in sys.modules)
@@ -450,10 +451,64 @@ def state():
     return tables, flags, classes, set(vars(torch)), set(vars(nn)), python
 
 before = state()
-import hookline
+from hookline import Cache, Hooks, Site, attached, capture, pinned
 print(state() == before)
 """
     assert python(code) == "True\n"
+
+
+def test_importing_hookline_imports_torch_only_when_a_name_is_used():
+    code = """
+import sys
+import hookline, hookline.errors
+from hookline import HooklineError
+print("capture" in dir(hookline), "torch" in sys.modules)
+hookline.capture
+print("capture" in vars(hookline), "torch" in sys.modules)
+"""
+    assert python(code).splitlines() == ["True False", "True True"]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs processes that start with torch imported")
+def test_every_public_name_can_be_the_first_that_is_used():
+    code = f"""
+import os
+import torch, hookline
+
+for name in {sorted(NAMES)}:
+    child = os.fork()
+    if child == 0:
+        getattr(hookline, name)
+        os._exit(0)
+    print(name if os.waitpid(child, 0)[1] else "", end="")
+"""
+    assert python(code) == ""
+
+
+def test_the_first_use_may_be_inside_any_mode():
+    code = """
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+import hookline as hl
+
+def first_use(value):
+    with torch.inference_mode(), torch.device("meta"), FakeTensorMode():
+        hl.capture
+    return value.sum()
+
+torch.func.grad(first_use)(torch.ones(2))
+from hookline._engine import gradients, parameter_operations
+from hookline._values import copy_or_share
+
+for tensor in (gradients._SOME_TENSOR, parameter_operations._SPARE):
+    print(type(tensor) is torch.Tensor, tensor.device, tensor.is_inference(), hl._torch.is_transformed(tensor))
+print(copy_or_share.ALONE, copy_or_share._ALONE_AS_BASE, copy_or_share.ALONE_IN_MEMORY)
+"""
+    counts = copy_or_share.ALONE, copy_or_share._ALONE_AS_BASE, copy_or_share.ALONE_IN_MEMORY
+    assert min(counts) > 0
+    plain = "True cpu False False"
+    assert python(code).splitlines() == [plain, plain, " ".join(map(str, counts))]
 
 
 def test_no_file_names_a_path_of_one_machine_or_the_host_of_a_package_registry():

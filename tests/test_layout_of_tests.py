@@ -20,6 +20,7 @@ EXCEPTIONS: set[str] = set()
 # Source files without a test file of their name, and the file that tests them through their callers.
 TESTED_IN = {
     "__main__": "cli/test_main.py",
+    "_cli/loss": "cli/test_capture_command.py",
     "_cli/options": "cli/test_capture_command.py",
     "_cli/output": "cli/test_main.py",
     "_engine/attach": "failure_modes/test_blocks_ended_in_any_way.py",

@@ -1,14 +1,12 @@
-"""hookline: look inside and reach into any PyTorch model."""
+"""hookline: look inside and reach into any PyTorch model.
+
+Only the errors are imported with hookline. Every other name is imported when it is first used, and torch with it, so
+that the command line can show its help and complete words without waiting for torch.
+"""
 
 import importlib as _importlib
 import typing as _typing
 
-from hookline._cache.cache import Cache
-from hookline._engine.offload import pinned
-from hookline._hooks.hooks import Hook, Hooks
-from hookline._hooks.list_and_clear import attached, clear
-from hookline._hooks.short_forms import capture, edit, patch, run, skip
-from hookline._sites.language import Site
 from hookline.errors import (
     BadSample,
     BadValue,
@@ -25,12 +23,18 @@ from hookline.errors import (
 )
 
 if _typing.TYPE_CHECKING:
+    from hookline._cache.cache import Cache
+    from hookline._engine.offload import pinned
     from hookline._explore.explore import explore
     from hookline._harvest.generation import Generation
     from hookline._harvest.harvest import Harvest, harvest
     from hookline._harvest.texts_and_images import Images, Texts
+    from hookline._hooks.hooks import Hook, Hooks
+    from hookline._hooks.list_and_clear import attached, clear
+    from hookline._hooks.short_forms import capture, edit, patch, run, skip
     from hookline._scan.list_sites import sites
     from hookline._scan.scan import scan
+    from hookline._sites.language import Site
     from hookline._store.store import Store
     from hookline._sweep.sweep import sweep
     from hookline._watch.watch import watch
@@ -82,14 +86,20 @@ __all__ = [
     "watch",
 ]
 
-# Imported on first use: capturing needs none of them.
+# Where each name that is imported on first use is defined.
 _LATER = {
+    "hookline._cache.cache": ("Cache",),
+    "hookline._engine.offload": ("pinned",),
     "hookline._explore.explore": ("explore",),
     "hookline._harvest.generation": ("Generation",),
     "hookline._harvest.harvest": ("Harvest", "harvest"),
     "hookline._harvest.texts_and_images": ("Images", "Texts"),
+    "hookline._hooks.hooks": ("Hook", "Hooks"),
+    "hookline._hooks.list_and_clear": ("attached", "clear"),
+    "hookline._hooks.short_forms": ("capture", "edit", "patch", "run", "skip"),
     "hookline._scan.list_sites": ("sites",),
     "hookline._scan.scan": ("scan",),
+    "hookline._sites.language": ("Site",),
     "hookline._store.store": ("Store",),
     "hookline._sweep.sweep": ("sweep",),
     "hookline._watch.watch": ("watch",),

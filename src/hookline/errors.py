@@ -7,8 +7,6 @@ import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from hookline._torch import user_frame
-
 
 class HooklineError(Exception):
     """The base of every error hookline raises."""
@@ -87,6 +85,8 @@ class StopForward(BaseException):
 
 def warn(message: str, category: type[Warning] = HooklineWarning) -> None:
     """Warn at the user's line: the nearest one that is neither in hookline nor in torch."""
+    from hookline._torch import user_frame  # Imported here, so that `import hookline` does not import torch.
+
     warnings.warn(message, category, stacklevel=user_frame()[1])
 
 

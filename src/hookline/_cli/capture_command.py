@@ -7,94 +7,39 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-import typer
 from torch import nn
 
 import hookline as hl
 from hookline._cli.inputs import InputRequest, ModelInput, add_labels, model_input, names_the_last
+from hookline._cli.loss import LossFunction, asks_for_gradients, loss_of
 from hookline._cli.models import ModelOptions, model_of
-from hookline._cli.options import (
-    Attention,
-    Column,
-    Device,
-    Dtype,
-    Input,
-    Json,
-    Loss,
-    LossFunction,
-    MaxLength,
-    Model,
-    Processor,
-    Samples,
-    Shape,
-    Text,
-    TrustRemoteCode,
-    asks_for_gradients,
-    loss_of,
-)
 from hookline._cli.output import note, say, say_json, working
 from hookline._cli.show_command import entry_of
 from hookline.errors import HooklineError, HooklineWarning, NeverFired, NotCaptured, StoreError
 
-EXAMPLES = """
-hookline capture gpt2/ --at 'transformer.h.*' --text "the cat sat" \\
-    --to acts.safetensors
-hookline capture gpt2/ --at '**/softmax' --attention eager \\
-    --input texts.txt --to maps.safetensors
-hookline capture gpt2/ --at '**.mlp' --at '**.mlp:grad_output' --loss lm \\
-    --input texts.txt --to gradients.safetensors
-hookline capture mine:net --at 'blocks.*[:, 0]' --input batch.npy \\
-    --to first.safetensors --json
-"""
 
-
-def capture(
-    model: Model,
-    at: Annotated[list[str], typer.Option(metavar="PATTERN", help="A place, as in 'h.*.mlp'. May be repeated.")],
-    to: Annotated[Path, typer.Option(metavar="FILE", help="The file to write: acts.safetensors.")],
-    input: Input = None,
-    text: Text = None,
-    shape: Shape = None,
-    against: Annotated[
-        str | None, typer.Option(metavar="FILE", help="A second input, saved to acts.against.safetensors.")
-    ] = None,
-    against_text: Annotated[
-        list[str] | None, typer.Option(metavar="WORDS", help="A second input as text, such as a corrupted one.")
-    ] = None,
-    loss: Loss = None,
-    keep: Annotated[
-        str, typer.Option(metavar="WHICH", help="Which call to keep if a place is called more than once: last, all, N.")
-    ] = "last",
-    processor: Processor = None,
-    column: Column = None,
-    samples: Samples = None,
-    max_length: MaxLength = None,
-    attention: Attention = None,
-    dtype: Dtype = None,
-    device: Device = None,
-    trust_remote_code: TrustRemoteCode = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")] = False,
-    json: Json = False,
+def run_capture(
+    wanted: InputRequest,
+    second: InputRequest,
+    model_options: ModelOptions,
+    at: Sequence[str],
+    to: Path,
+    *,
+    loss: str | None,
+    keep: str,
+    overwrite: bool,
+    json: bool,
 ) -> None:
-    """Run a model once and save the captured values to a file.
-
-    --at takes any place, including functions inside forwards and gradients. The file is a plain safetensors file:
-    `hookline show`, `hookline explore` and hl.Cache.load read it.
-    """
+    """Run a model on an input, and on a second one if there is one, and write what was captured."""
     left = names_the_last(at)
-    wanted = InputRequest(
-        model, input, text or (), shape or (), processor, column, samples, max_length, left, trust_remote_code
-    )
-    runs = [(to, wanted)]
-    if against is not None or against_text:
-        runs.append((beside(to), replace(wanted, input=against, text=against_text or (), shape=())))
+    runs = [(to, replace(wanted, left=left))]
+    if second:
+        runs.append((beside(to), replace(second, left=left)))
     with working():
-        found = capture_to_files(
-            runs, ModelOptions(device, dtype, attention, trust_remote_code), at, loss, keep, overwrite
-        )
+        found = capture_to_files(runs, model_options, at, loss, keep, overwrite)
     if json:
         entries = [{"file": str(path), "sites": [entry_of(acts, site) for site in acts]} for path, acts in found]
         say_json(entries[0] if len(entries) == 1 else {**entries[0], "against": entries[1]})

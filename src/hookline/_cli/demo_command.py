@@ -11,19 +11,16 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
 import torch
-import typer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import hookline as hl
+from hookline._cli.options import EPOCHS, PAGE
 from hookline._progress import track
 from hookline._tables import Table, count
 
-EPOCHS = 12
-PAGE = "hookline-demo.html"
 BAR_WIDTH = 30
 RULE_WIDTH = 80
 
@@ -249,19 +246,3 @@ if __name__ == "__main__":
         main()
     except hl.HooklineError as error:
         sys.exit(f"hookline: {error}")
-
-
-EXAMPLES = """
-hookline demo --epochs 1 --to digits.html
-"""
-
-
-def demo(
-    epochs: Annotated[int, typer.Option(metavar="N", min=1, help="How many epochs the net is trained for.")] = EPOCHS,
-    to: Annotated[str, typer.Option(metavar="PAGE", help="Where to write the page to browse.")] = PAGE,
-) -> None:
-    """Train a small net on digits and look inside it.
-
-    It uses handwritten digits, runs offline on the CPU, and takes under a minute.
-    """
-    main(epochs, to)

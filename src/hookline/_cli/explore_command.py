@@ -5,93 +5,37 @@ from __future__ import annotations
 import os
 import sys
 import webbrowser
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 import hookline as hl
 from hookline._cli.inputs import InputRequest, add_labels, model_input
+from hookline._cli.loss import loss_of
 from hookline._cli.models import ModelOptions, UserModel, is_function, model_of
-from hookline._cli.options import (
-    Attention,
-    Column,
-    Device,
-    Dtype,
-    Input,
-    Json,
-    Loss,
-    MaxLength,
-    Processor,
-    Samples,
-    Shape,
-    Text,
-    TrustRemoteCode,
-    loss_of,
-)
 from hookline._cli.output import say, say_json, working
 from hookline._cli.show_command import names_store
 from hookline.errors import HooklineError
 
-EXAMPLES = """
-hookline explore acts.safetensors
-hookline explore acts.safetensors --against other.safetensors \\
-    --model gpt2/ --to both.html
-hookline explore gpt2/ --text "the cat sat" --against-text "the dog sat" \\
-    --loss lm --to cats.html
-hookline explore store/ --no-open
-hookline explore acts.html
-"""
 _PAGES = (".html", ".htm")
 _LONGEST_NAME = 32
 
 
-def explore(
-    file: Annotated[
-        str, typer.Argument(metavar="FILE", help="A file of `capture`, a folder of `harvest`, a MODEL, or a page.")
-    ],
-    to: Annotated[
-        Path | None, typer.Option(metavar="PAGE", help="The page to write; by default named after FILE.")
-    ] = None,
-    against: Annotated[
-        str | None, typer.Option(metavar="FILE", help="A second run to compare: another FILE, or a MODEL's input.")
-    ] = None,
-    against_text: Annotated[
-        list[str] | None, typer.Option(metavar="WORDS", help="A second run of a MODEL, on these words.")
-    ] = None,
-    model: Annotated[
-        str | None, typer.Option(metavar="MODEL", help="The model of FILE, for types and parameters; it is not run.")
-    ] = None,
-    at: Annotated[
-        list[str] | None, typer.Option(metavar="PATTERN", help="Only these places; by default every module of a MODEL.")
-    ] = None,
-    input: Input = None,
-    text: Text = None,
-    shape: Shape = None,
-    loss: Loss = None,
-    processor: Processor = None,
-    column: Column = None,
-    samples: Samples = None,
-    max_length: MaxLength = None,
-    attention: Attention = None,
-    dtype: Dtype = None,
-    device: Device = None,
-    trust_remote_code: TrustRemoteCode = False,
-    title: Annotated[str | None, typer.Option(metavar="TEXT", help="The title of the page.")] = None,
-    open: Annotated[
-        bool | None, typer.Option("--open/--no-open", help="Open the page; by default if there is a screen.")
-    ] = None,
-    json: Json = False,
+def run_explore(
+    wanted: InputRequest,
+    second: InputRequest,
+    model_options: ModelOptions,
+    *,
+    to: Path | None,
+    model: str | None,
+    at: Sequence[str] | None,
+    loss: str | None,
+    title: str | None,
+    is_opened: bool | None,
+    json: bool,
 ) -> None:
-    """Write a page for browsing a model's values, and open it.
-
-    The page needs no network, and can be sent to others. FILE may also be a model: it runs on --input, --text or
-    --shape, and every module's output is on the page.
-    """
-    trusted = trust_remote_code
-    wanted = InputRequest(file, input, text or (), shape or (), processor, column, samples, max_length, trusted=trusted)
-    model_options = ModelOptions(device, dtype, attention, trusted)
+    """Write the page of a file, a store or a model, or take a page that is there, and open it in the browser."""
+    file, against = wanted.model, second.input
     options: dict[str, Any] = {"at": at or None, "title": title}
     with working():
         if Path(file).suffix.lower() in _PAGES:
@@ -102,16 +46,16 @@ def explore(
         elif is_model(file):
             if model is not None:
                 raise HooklineError(f"{file!r} is a model itself; leave --model out")
-            second = replace(wanted, input=against, text=against_text or (), shape=())
             page = run_page(wanted, second, model_options, loss, to or Path("report.html"), options)
         else:
-            _refuse_runs(file, wanted, against_text, loss)
+            _refuse_runs(file, wanted, second, loss)
             if model is None:
-                _refuse_idle(file, {"--attention": attention, "--dtype": dtype, "--device": device})
-            _refuse_idle(file, {"--processor": processor, "--column": column, "--samples": samples,
-                                "--max-length": max_length})  # fmt: skip
+                _refuse_idle(file, {"--attention": model_options.attention, "--dtype": model_options.dtype,
+                                    "--device": model_options.device})  # fmt: skip
+            _refuse_idle(file, {"--processor": wanted.processor, "--column": wanted.column, "--samples": wanted.samples,
+                                "--max-length": wanted.max_length})  # fmt: skip
             page = file_page(file, against, model, model_options, to or Path(f"{_stem(file)}.html"), options)
-        opened = open_in_browser(page, False if json and open is None else open)
+        opened = open_in_browser(page, False if json and is_opened is None else is_opened)
     if json:
         say_json({"page": str(page), "opened": opened})
     else:
@@ -221,9 +165,9 @@ def is_watched() -> bool:
     return has_screen and sys.stdin.isatty() and sys.stderr.isatty() and not os.environ.get("CI")
 
 
-def _refuse_runs(file: str, wanted: InputRequest, against_text: list[str] | None, loss: str | None) -> None:
+def _refuse_runs(file: str, wanted: InputRequest, second: InputRequest, loss: str | None) -> None:
     """Raise for options that only a model takes."""
-    if wanted or against_text or loss:
+    if wanted or second.text or loss:
         raise HooklineError(f"{file!r} is not a model: --input, --text, --shape and --loss are for running a model")
 
 

@@ -6,24 +6,13 @@ import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
 from torch import Tensor
 
 from hookline._cli.inputs import TENSORS, names_the_last, position_of, samples_of
+from hookline._cli.loss import asks_for_gradients
 from hookline._cli.models import ModelOptions, import_name, is_function, model_of
-from hookline._cli.options import (
-    Attention,
-    Column,
-    Device,
-    Json,
-    MaxLength,
-    Model,
-    Processor,
-    TrustRemoteCode,
-    asks_for_gradients,
-)
 from hookline._cli.output import say, say_json, working
 from hookline._cli.show_command import array_of
 from hookline._harvest.generation import Generation
@@ -36,72 +25,12 @@ from hookline._store.storage import open_storage
 from hookline._store.store import Store, is_store
 from hookline.errors import HooklineError, StoreError
 
-EXAMPLES = """
-hookline harvest gpt2/ --data texts.txt --at 'transformer.h.*' --to store/
-hookline harvest gpt2/ --data texts.txt --at 'transformer.h.1[:, -1]' \\
-    --to last/ --dtype bfloat16
-hookline harvest gpt2/ --data pairs.jsonl --column question --at '**.mlp' \\
-    --to written/ --generate 4
-hookline harvest mine:net --data mine:images --at 'blocks.*' --to blocks/ \\
-    --dry-run --json
-"""
 
-
-def harvest(
-    model: Model,
-    data: Annotated[
-        str,
-        typer.Option(
-            metavar="DATA", help="Texts (one per line, .jsonl, .parquet), a folder of images, or module:function."
-        ),
-    ],
-    at: Annotated[list[str], typer.Option(metavar="PATTERN", help="A place, as in 'h.*.mlp'. May be repeated.")],
-    to: Annotated[str, typer.Option(metavar="FOLDER", help="The folder of the store, or s3://... and the like.")],
-    rows: Annotated[
-        str | None, typer.Option(metavar="ROWS", help="What a row is: tokens (of texts, no padding), or batch.")
-    ] = None,
-    dtype: Annotated[
-        str | None, typer.Option(metavar="DTYPE", help="Cast floats to this: bfloat16, float16, ...")
-    ] = None,
-    batch_size: Annotated[int, typer.Option(metavar="N", min=1, help="Samples in a batch.")] = 8,
-    processor: Processor = None,
-    column: Column = None,
-    targets: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The column (or file) with the decoder's input.")
-    ] = None,
-    also: Annotated[
-        list[str] | None, typer.Option(metavar="ENTRY", help="An entry of the batch to keep, as in input_ids.")
-    ] = None,
-    max_length: MaxLength = None,
-    generate: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Also let the model generate N tokens.")
-    ] = None,
-    sort_by_length: Annotated[bool, typer.Option("--sort-by-length", help="Batch texts of similar length.")] = False,
-    unit: Annotated[int | None, typer.Option(metavar="N", min=1, help="Samples in a unit of work.")] = None,
-    device: Device = None,
-    attention: Attention = None,
-    trust_remote_code: TrustRemoteCode = False,
-    skip_errors: Annotated[
-        bool, typer.Option("--skip-errors", help="Leave out samples that fail, and list them.")
-    ] = False,
-    engine: Annotated[
-        str | None, typer.Option(metavar="ENGINE", help="What runs the harvest: ray. By default, this process.")
-    ] = None,
-    workers: Annotated[int | None, typer.Option(metavar="N", min=1, help="How many processes Ray starts.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue an unfinished store.")] = False,
-    append: Annotated[bool, typer.Option("--append", help="Add to a store that is complete.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print the estimate.")] = False,
-    json: Json = False,
-) -> None:
-    """Run a dataset through a model and write the values to disk.
-
-    Rows are written while the model runs. An estimate is printed first, and --dry-run stops there. --resume continues
-    an interrupted run. Under torchrun the ranks share the work.
-    """
-    asked = {name: value for name, value in locals().items() if name != "json"}
+def run_harvest(task: Task, *, json: bool) -> None:
+    """Harvest, and write the estimate and the store."""
     show_progress()
     found: dict[str, Any] = {}
-    results = harvest_results(Task(**{**asked, "also": also or ()}))
+    results = harvest_results(task)
     while True:
         with working():
             part = next(results, None)

@@ -1,21 +1,21 @@
 """The command line: `hookline scan`, `capture`, `show`, `explore`, `harvest`, `demo`.
 
-Each command is a function in its own file: `scan` in `scan_command.py`. This file puts them together. Every error
-becomes one line on stderr and an exit status: 1 if hookline raised or something failed, 2 if the command line is
-invalid, 130 if it was interrupted. typer is an optional dependency: `main` checks that it is installed.
+Each command is a function in `commands.py`, and its work is in a file of its own. This file puts the commands together,
+and imports nothing that imports torch: `commands.py` says why. Every error becomes one line on stderr and an exit
+status: 1 if hookline raised or something failed, 2 if the command line is invalid, 130 if it was interrupted. typer is
+an optional dependency: `main` checks that it is installed.
 """
 
 from __future__ import annotations
 
 import functools
-import importlib
 import inspect
 import os
 import re
 import sys
 import typing
 import warnings
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from typing import Annotated, Any, TextIO
 
 from hookline import __version__
@@ -52,19 +52,28 @@ def main() -> None:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # A terminal that can't show a character still gets the rest.
     try:
-        asked = [argument for argument in sys.argv[1:2] if argument in COMMANDS]
-        application(asked or COMMANDS)(prog_name="hookline")
+        names_command = sys.argv[1:2] != [] and sys.argv[1] in COMMANDS
+        application(own_options=not names_command)(prog_name="hookline")
     finally:
         _flush()
 
 
-def application(names: Sequence[str] = COMMANDS) -> typer.Typer:
-    """Return the application with these commands; other commands are not imported."""
-    app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
-    app.callback(epilog=_examples(EXAMPLES))(options)
-    for name in names:
-        module = importlib.import_module(f"hookline._cli.{name}_command")
-        app.command(name, epilog=_examples(module.EXAMPLES))(guarded(getattr(module, name)))
+def application(*, own_options: bool = True) -> typer.Typer:
+    """Return the application with all commands.
+
+    Args:
+        own_options: Add --help, --install-completion and --show-completion. They stand in the place of a command, and
+            to read them typer imports pydantic, which takes as long as all the rest of `hookline show --help`.
+    """
+    from hookline._cli import commands  # It needs typer, which may not be installed.
+
+    app = typer.Typer(
+        add_completion=own_options, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None
+    )
+    app.callback(cls=commands.CommandGroup, add_help_option=own_options, epilog=_examples(EXAMPLES))(options)
+    for name in COMMANDS:
+        work = guarded(getattr(commands, name))
+        app.command(name, cls=commands.Command, epilog=_examples(commands.EXAMPLES[name]))(work)
     return app
 
 

@@ -4,78 +4,28 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Any
 
-import typer
 from torch import nn
 
 import hookline as hl
 from hookline._cli.inputs import InputRequest, ModelInput, example_input, model_input
 from hookline._cli.models import ModelOptions, UserModel, model_of
-from hookline._cli.options import (
-    All,
-    Attention,
-    Column,
-    Dtype,
-    Input,
-    Json,
-    MaxLength,
-    Model,
-    Processor,
-    Samples,
-    Shape,
-    Text,
-    TrustRemoteCode,
-)
 from hookline._cli.output import say, say_json, working
 from hookline._scan.list_sites import Sites
 from hookline._scan.scan import Scan
 from hookline._tables import table_of
 from hookline.errors import HooklineError
 
-EXAMPLES = """
-hookline scan gpt2/
-hookline scan gpt2/config.json --at 'transformer.h.0.attn/*' \\
-    --attention eager
-hookline scan mine:net --shape 1,3,32,32
-hookline scan mine:net --input batch.safetensors --json
-"""
 
-
-def scan(
-    model: Model,
-    input: Input = None,
-    text: Text = None,
-    shape: Shape = None,
-    at: Annotated[
-        list[str] | None,
-        typer.Option(metavar="PATTERN", help="List these places, also functions inside forwards: 'h.0.attn/*'."),
-    ] = None,
-    processor: Processor = None,
-    column: Column = None,
-    samples: Samples = None,
-    max_length: MaxLength = None,
-    attention: Attention = None,
-    dtype: Dtype = None,
-    trust_remote_code: TrustRemoteCode = False,
-    all: All = False,
-    json: Json = False,
-) -> None:
-    """Show what every module of a model would do.
-
-    The table has calls, shapes, parameters and hazards, in the order of execution. The model runs on fake tensors, so
-    the weights of a checkpoint are not read. A transformers model needs no input.
-    """
-    trusted = trust_remote_code
-    wanted = InputRequest(
-        model, input, text or (), shape or (), processor, column, samples, max_length, trusted=trusted
-    )
+def run_scan(wanted: InputRequest, model_options: ModelOptions, at: Sequence[str], *, whole: bool, json: bool) -> None:
+    """Scan a model and write the report."""
     with working():
-        net, report = scan_model(wanted, ModelOptions("cpu", dtype, attention, trusted), at or ())
+        net, report = scan_model(wanted, model_options, at)
     if json:
         say_json({"model": type(net).__name__, **as_json(report)})
     else:
-        say(report, whole=all)
+        say(report, whole=whole)
 
 
 def scan_model(wanted: InputRequest, model_options: ModelOptions, at: Sequence[str]) -> tuple[nn.Module, Scan | Sites]:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-import typer
 from torch import Tensor
 
 import hookline as hl
-from hookline._cli.options import All, Json
 from hookline._cli.output import say, say_json
 from hookline._kernel import describe, leaves
 from hookline._stats import Stats, numbers_of_pieces
@@ -22,40 +20,30 @@ from hookline.errors import HooklineError, NotCaptured, SiteError, StoreError, d
 
 _PIECE = 1 << 20  # The bytes of a store that are read at a time.
 
-EXAMPLES = """
-hookline show acts.safetensors
-hookline show acts.safetensors --at 'transformer.h.*' --stats
-hookline show acts.safetensors --at 'transformer.h.1[0, -1]' --values
-hookline show store/ --stats --json
-"""
 
-
-def show(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="A file of `capture`, or the folder of a `harvest`.")],
-    at: Annotated[
-        list[str] | None, typer.Option(metavar="PATTERN", help="Only these places: 'h.*[:, -1]'. May be repeated.")
-    ] = None,
-    stats: Annotated[bool, typer.Option("--stats", help="Show mean, std, min, max, norm, zeros, NaN, Inf.")] = False,
-    values: Annotated[bool, typer.Option("--values", help="Show the numbers; in JSON, all of them.")] = False,
-    rows: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="With --values, N rows of a store; 4 by default.")
-    ] = None,
-    partial: Annotated[bool, typer.Option("--partial", help="Show the finished part of an unfinished store.")] = False,
-    all: All = False,
-    json: Json = False,
+def run_show(
+    file: str,
+    at: Sequence[str],
+    *,
+    stats: bool,
+    values: bool,
+    rows: int | None,
+    partial: bool,
+    whole: bool,
+    json: bool,
 ) -> None:
-    """Show what a file or store holds, as tables and numbers."""
+    """Write what a file or store holds."""
     if rows is not None and not values:
         raise HooklineError("--rows is for --values, which shows the numbers; add it, or leave --rows out")
     if names_store(file):
         store = hl.Store(file, partial=partial)
-        names = names_matching(store, at or ())
-        show_store(file, store, names, stats=stats, values=(rows or 4) if values else 0, whole=all, json=json)
+        names = names_matching(store, at)
+        show_store(file, store, names, stats=stats, values=(rows or 4) if values else 0, whole=whole, json=json)
     else:
         acts = load_cache(file)
         for option in (name for name, is_given in {"--rows": rows, "--partial": partial}.items() if is_given):
             raise HooklineError(f"{option} is for the folder of a harvest, and {file!r} is a file; leave it out")
-        show_cache(file, acts.select(*at) if at else acts, stats=stats, values=values, whole=all, json=json)
+        show_cache(file, acts.select(*at) if at else acts, stats=stats, values=values, whole=whole, json=json)
 
 
 def names_store(file: str) -> bool:
