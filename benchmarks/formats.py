@@ -2,7 +2,8 @@
 
 A format is a class with `write(folder, batches)`. Once a folder is written, an instance has `gather(rows)`,
 `sequence(...)` and `scan()`, which return bfloat16 tensors. A format without bfloat16 stores its bits as integers. A
-file has about 50 MB. If a format does not wait for the disk, `write` waits for every file at the end.
+file has about 50 MB. The store waits for the disk at the end of each file; for the others, `write` waits for every file
+and folder at the end.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ class Format(Protocol):
     """One way to store rows."""
 
     needs: tuple[str, ...]
+    checks: bool  # True if `write` stores checksums of the rows.
 
     @staticmethod
     def write(folder: Path, batches: list[list[Tensor]]) -> None:
@@ -66,8 +68,8 @@ def joined(group: list[list[Tensor]]) -> Tensor:
 
 
 def wait_for(folder: Path) -> None:
-    """Wait until every file is on disk."""
-    for path in folder.rglob("*"):
+    """Wait until every file and its name are on disk."""
+    for path in (folder, *folder.rglob("*")):
         descriptor = os.open(path, os.O_RDONLY)
         os.fsync(descriptor)
         os.close(descriptor)
@@ -79,9 +81,10 @@ def installed(format: type[Format]) -> bool:
 
 
 class Store:
-    """hookline's store, streamed batch by batch."""
+    """hookline's store, streamed batch by batch. Its records hold a CRC-32 of each file."""
 
     needs = ()
+    checks = True
 
     @staticmethod
     def write(folder: Path, batches: list[list[Tensor]]) -> None:
@@ -154,6 +157,7 @@ class Npy(Sharded):
     """np.save, and np.load with mmap_mode."""
 
     needs = ("numpy",)
+    checks = False
 
     @staticmethod
     def write(folder: Path, batches: list[list[Tensor]]) -> None:
@@ -161,10 +165,8 @@ class Npy(Sharded):
         import numpy
 
         for number, group in enumerate(shards(batches)):
-            with open(folder / f"{number:06d}.npy", "wb") as file:
-                numpy.save(file, joined(group).view(torch.uint16).numpy())
-                file.flush()
-                os.fsync(file.fileno())
+            numpy.save(folder / f"{number:06d}.npy", joined(group).view(torch.uint16).numpy())
+        wait_for(folder)
 
     @staticmethod
     def load(path: Path) -> Tensor:
@@ -177,6 +179,8 @@ class Npy(Sharded):
 class CheckedNpy(Npy):
     """npy files with a checksum of each file, as in the store."""
 
+    checks = True
+
     @staticmethod
     def write(folder: Path, batches: list[list[Tensor]]) -> None:
         """Write the files and their checksums."""
@@ -186,26 +190,23 @@ class CheckedNpy(Npy):
         for number, group in enumerate(shards(batches)):
             array = joined(group).view(torch.uint16).numpy()
             sums.append(zlib.crc32(memoryview(array).cast("B")))
-            with open(folder / f"{number:06d}.npy", "wb") as file:
-                numpy.save(file, array)
-                file.flush()
-                os.fsync(file.fileno())
+            numpy.save(folder / f"{number:06d}.npy", array)
         (folder / "sums.txt").write_text(repr(sums))
+        wait_for(folder)
 
 
 class Pt(Sharded):
-    """torch.save, and torch.load with mmap."""
+    """torch.save, which stores a CRC-32 of each tensor, and torch.load with mmap, which does not check it."""
 
     needs = ()
+    checks = True
 
     @staticmethod
     def write(folder: Path, batches: list[list[Tensor]]) -> None:
         """Write one file for each group."""
         for number, group in enumerate(shards(batches)):
-            with open(folder / f"{number:06d}.pt", "wb") as file:
-                torch.save(joined(group), file)
-                file.flush()
-                os.fsync(file.fileno())
+            torch.save(joined(group), folder / f"{number:06d}.pt")
+        wait_for(folder)
 
     @staticmethod
     def load(path: Path) -> Tensor:
@@ -244,20 +245,21 @@ class Parquet:
     """pyarrow's Parquet writer, and its datasets for reading.
 
     A row is stored as bytes, because Parquet's integers take at least four bytes. There is no compression: with zstd
-    the files would have 0.8 of the size and be slower.
+    the files would have 0.8 of the size and be slower. By default there are no checksums.
     """
 
     needs = ("pyarrow",)
+    checks = False
 
-    @staticmethod
-    def write(folder: Path, batches: list[list[Tensor]]) -> None:
+    @classmethod
+    def write(cls, folder: Path, batches: list[list[Tensor]]) -> None:
         """Write one file for each group, in row groups of a few megabytes."""
         from pyarrow import parquet
 
+        options = {"compression": "none", "use_dictionary": False, "write_page_checksum": cls.checks}
         for number, group in enumerate(shards(batches)):
-            path = folder / f"{number:06d}.parquet"
             table = table_of(group, as_bytes=True)
-            parquet.write_table(table, path, row_group_size=4096, compression="none", use_dictionary=False)
+            parquet.write_table(table, folder / f"{number:06d}.parquet", row_group_size=4096, **options)
         wait_for(folder)
 
     def __init__(self, folder: Path) -> None:
@@ -280,10 +282,17 @@ class Parquet:
         return (tensor_of(batch["h"]) for batch in self.dataset.to_batches(batch_size=PIECE))
 
 
+class CheckedParquet(Parquet):
+    """Parquet with a CRC-32 of each page."""
+
+    checks = True
+
+
 class Datasets:
-    """Hugging Face's ArrowWriter, and the format "arrow" for reading."""
+    """Hugging Face's ArrowWriter, and the format "arrow" for reading. Arrow's files have no checksums."""
 
     needs = ("datasets", "pyarrow")
+    checks = False
 
     @staticmethod
     def write(folder: Path, batches: list[list[Tensor]]) -> None:
@@ -319,6 +328,7 @@ class Lance:
     """A Lance dataset, written from a record batch reader."""
 
     needs = ("lance", "pyarrow")
+    checks = False
 
     @staticmethod
     def write(folder: Path, batches: list[list[Tensor]]) -> None:
@@ -355,6 +365,7 @@ class Zarr:
     """One zarr 3 array in chunks of 1.5 MB without compression, the fastest of the tried settings for gathering."""
 
     needs = ("zarr",)
+    checks = False
 
     @staticmethod
     def write(folder: Path, batches: list[list[Tensor]]) -> None:

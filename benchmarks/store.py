@@ -20,7 +20,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 import torch
-from formats import FORMATS, PIECE, WIDTH, CheckedNpy, Format, installed
+from formats import FORMATS, PIECE, WIDTH, CheckedNpy, CheckedParquet, Format, installed
 from harness import measure, publish, ratios, report, usual
 from torch import Tensor
 
@@ -136,10 +136,10 @@ def tables() -> Iterator[str]:
 
 def written(contenders: dict[str, type[Format]], folder: Path, batches: list[list[Tensor]]) -> Iterator[str]:
     """Measure writing with both clocks."""
-    runs = {name: writing(format, folder, batches) for name, format in contenders.items()}
-    if "npy, mapped" in runs:
-        runs["npy, and a checksum of each file"] = writing(CheckedNpy, folder, batches)
-    about = "writing all rows until they are on disk (the store's with a checksum and a record of each file)"
+    checked = {"npy": CheckedNpy, "Parquet": CheckedParquet}
+    formats = [*contenders.items(), *((name, format) for name, format in checked.items() if installed(format))]
+    runs = {f"{name}{' (checksums)' * format.checks}": writing(format, folder, batches) for name, format in formats}
+    about = "writing all rows until they are on disk (the store's with a record of each file)"
     for clock, told in ((time.perf_counter, "wall clock"), (time.process_time, "processor time")):
         seconds = measure(runs, rounds=8, repeat=1, clock=clock, after=lambda: shutil.rmtree(folder))
         yield report(f"{about}; {told}", ratios(seconds), seconds)

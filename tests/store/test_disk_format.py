@@ -97,3 +97,11 @@ def test_names_that_are_no_records_are_passed_over(acts):
     (acts / "more" / "0001").mkdir()
     (acts / "more" / "notes").mkdir()
     assert Store(acts).samples == 4
+
+
+def test_a_record_may_be_laid_out_in_another_way(acts):
+    expected = Store(acts).samples
+    record = acts / "units" / "00000000.json"
+    record.write_text(json.dumps(dict(reversed(json.loads(record.read_bytes()).items())), indent=2))
+    assert Store(acts).samples == expected
+    assert Store(acts).verify().units == 2

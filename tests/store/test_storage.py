@@ -220,6 +220,22 @@ def test_a_file_that_may_not_grow_is_said_and_nothing_is_left(tmp_path):
     assert names(tmp_path / "acts") == ["harvest.json"]
 
 
+@pytest.mark.parametrize("system", ["Linux", "another system"])
+def test_the_disk_begins_to_write_before_a_unit_is_finished(tmp_path, monkeypatch, system):
+    spans = []
+    note = (lambda file, start, size, flags: spans.append((start.value, size.value))) if system == "Linux" else None
+    monkeypatch.setattr(storage, "_sync_file_range", note)
+    monkeypatch.setattr(storage, "_EARLY", 1 << 16)  # 8 rows; they begin at 4096.
+    root, rows = open_storage(tmp_path), torch.arange(40 * 1024).view(40, 1024)
+    unit = Unit(root, begin(root, Manifest({}, (ARRAY,), 1)), 0)
+    for piece in rows.split([5, 1, 20, 14]):
+        unit.append(0, piece)
+    assert spans == ([(0, 3 << 16), (3 << 16, 2 << 16)] if system == "Linux" else [])
+    unit.commit(first=0, samples=40, lengths=[1])
+    assert Store(tmp_path)["h"][:].equal(rows)
+    Store(tmp_path).verify()
+
+
 @pytest.mark.parametrize("call", ["write", "fsync"])
 def test_a_full_disk_is_said_and_nothing_is_left(tmp_path, monkeypatch, call):
     root = open_storage(tmp_path)

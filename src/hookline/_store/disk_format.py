@@ -204,8 +204,10 @@ class UnitRecord:
             _expect(_is_size(lengths), "a length")
             return lengths * self.stored
         _expect(len(lengths) == self.stored, f"{len(lengths)} lengths for {self.stored} samples")
-        _expect(_are_sizes(lengths), "a length")
-        return sum(lengths)
+        # There may be millions, so this has no Python loop. If their sum is a size, each of them is.
+        _expect(not lengths or ({*map(type, lengths)} == {int} and min(lengths) >= 0), "a length")
+        _expect(_is_size(rows := sum(lengths)), "a length")
+        return rows
 
 
 def end_to_json(units: int) -> bytes:
@@ -318,11 +320,10 @@ def _unsealed(data: bytes, format: list[Any], name: str) -> dict[str, Any]:
         value = parse_json(data)
         found = value["format"]
         checksum = value.pop("checksum", None)
-        text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+        is_whole = _fits(checksum, data, value)
     except _MALFORMED as error:
         problem = f"is damaged, or not from hookline ({first_line(error)})"
         raise StoreError(f"{name} {problem}; {_AGAIN if format != _STORE else _ELSEWHERE}") from error
-    is_whole = checksum == f"{zlib.crc32(text.encode()):08x}"
     if found != format and (is_whole or checksum is None):
         newer = isinstance(found, list) and found[:1] == format[:1]
         remedy = "update hookline" if newer else _ELSEWHERE
@@ -331,6 +332,16 @@ def _unsealed(data: bytes, format: list[Any], name: str) -> dict[str, Any]:
         remedy = _AGAIN if format != _STORE else "restore it, or harvest into another folder"
         raise StoreError(f"{name} is damaged: it does not fit its checksum; {remedy}")
     return dict(value)
+
+
+def _fits(checksum: Any, data: bytes, value: dict[str, Any]) -> bool:
+    """Return True if a checksum fits the rest of its JSON, which is `value`."""
+    # hookline writes canonical JSON. It stays canonical without the checksum, so it need not be encoded again.
+    rest = data.replace(f'"checksum":"{checksum}",'.encode(), b"", 1)
+    if checksum == f"{zlib.crc32(rest):08x}":
+        return True
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return bool(checksum == f"{zlib.crc32(text.encode()):08x}")
 
 
 def _file(file: File) -> dict[str, Any]:
@@ -345,11 +356,6 @@ def _read_file(found: Mapping[str, Any]) -> File:
 
 def _is_size(number: Any) -> bool:
     return type(number) is int and 0 <= number < _LARGEST
-
-
-def _are_sizes(numbers: Sequence[Any]) -> bool:
-    """Return True if all numbers are sizes. There may be millions, so this has no Python loop."""
-    return not numbers or ({*map(type, numbers)} == {int} and min(numbers) >= 0 and max(numbers) < _LARGEST)
 
 
 def _expect(fits: bool, what: str) -> None:

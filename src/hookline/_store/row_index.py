@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
+from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -44,7 +45,8 @@ class UnitIndex:
         self.pool = pool
         self.positions = positions  # A line for each file: line of `table`, group, rows, nbytes, crc32.
         self.skipped = dict(skipped)
-        columns = (self.unit("unit").tolist(), self.unit("attempt").tolist())
+        self.numbers: dict[str, list[int]] = dict(zip(_UNIT, table[:, : len(_UNIT)].T.tolist(), strict=True))
+        columns = (self.numbers["unit"], self.numbers["attempt"])
         self.attempts = [(unit, f"{attempt & (1 << 64) - 1:016x}") for unit, attempt in zip(*columns, strict=True)]
         self._groups = {(line, group): File(*rest) for line, group, *rest in positions.tolist()}
 
@@ -57,7 +59,7 @@ class UnitIndex:
         return all(map(torch.equal, *tensors)) and self.skipped == other.skipped
 
     def unit(self, column: str) -> Tensor:
-        """Return a column of the units: one number for each."""
+        """Return a column of the units: one number for each. `numbers` has it as a list."""
         return self.table[:, _UNIT.index(column)]
 
     def array(self, array: int, column: str) -> Tensor:
@@ -66,7 +68,7 @@ class UnitIndex:
 
     def list_at(self, start: int, line: int) -> Tensor:
         """Return the list at `start` in the pool, with a number for each stored sample of the unit in this line."""
-        return self.pool[start : start + int(self.unit("samples")[line] - self.unit("skipped")[line])]
+        return self.pool[start : start + self.numbers["samples"][line] - self.numbers["skipped"][line]]
 
     def name_of(self, array: int, line: int) -> str:
         """Return the name of an array's data file in a unit."""
@@ -80,7 +82,7 @@ class UnitIndex:
 
     def samples(self) -> int:
         """Return the number of samples, including skipped ones."""
-        return int(self.unit("samples").sum())
+        return sum(self.numbers["samples"])
 
     def nbytes(self) -> int:
         """Return the total size of the files of all arrays."""
@@ -88,7 +90,7 @@ class UnitIndex:
 
     def end(self) -> int:
         """Return the sample number after the last one."""
-        return int(self.unit("first")[-1] + self.unit("samples")[-1]) if len(self) else 0
+        return self.numbers["first"][-1] + self.numbers["samples"][-1] if len(self) else 0
 
     def files(self, array: int) -> Iterable[tuple[str, File]]:
         """Yield the name and the description of every data file of an array."""
@@ -126,8 +128,8 @@ def read_records(storage: Storage, manifest: Manifest, units: Iterable[int]) -> 
 def from_records(records: Sequence[UnitRecord], arrays: int) -> UnitIndex:
     """Return the index of some records."""
     pool: list[int] = []
-    table: list[list[int]] = []
-    positions: list[list[int]] = []
+    table: list[int] = []
+    positions: list[int] = []
     skipped: dict[int, str] = {}
     for line, record in enumerate(records):
         codes = [_pooled(lengths, pool) for lengths in record.lengths]
@@ -137,8 +139,9 @@ def from_records(records: Sequence[UnitRecord], arrays: int) -> UnitIndex:
         row = [record.unit, signed, record.first, record.samples, order, len(record.skipped)]
         for file, use, group in zip(record.files, record.uses, record.groups, strict=True):
             row += [file.rows, file.nbytes, file.crc32, codes[use], -1 if group is None else group]
-        table.append(row)
-        positions += [[line, group, file.rows, file.nbytes, file.crc32] for group, file in record.positions.items()]
+        table += row
+        for group, file in record.positions.items():
+            positions += (line, group, *file)
         skipped.update(record.skipped)
     width = len(_UNIT) + len(_ARRAY) * arrays
     return UnitIndex(_numbers(table).view(-1, width), _numbers(pool), _numbers(positions).view(-1, 5), skipped)
@@ -151,8 +154,10 @@ def _pooled(numbers: int | tuple[int, ...], pool: list[int]) -> int:
     return len(pool) - len(numbers)
 
 
-def _numbers(numbers: Sequence[object]) -> Tensor:
-    return torch.tensor(numbers, dtype=torch.int64, device="cpu")
+def _numbers(numbers: Sequence[int]) -> Tensor:
+    """Return numbers as a tensor. `torch.tensor` of a list takes 8 times as long."""
+    memory = array("q", numbers)
+    return torch.frombuffer(memory, dtype=torch.int64) if memory else torch.empty(0, dtype=torch.int64, device="cpu")
 
 
 @dataclass(frozen=True)
@@ -207,15 +212,20 @@ class RowIndex:
     def __init__(self, parts: Sequence[StorePart], name: str, tables: dict[tuple[int, ...], SampleTable]) -> None:
         self._tables = tables  # Shared by arrays with the same lengths.
         self._parts = [(part, part.number(name)) for part in parts]
-        rows = torch.cat([part.index.array(number, "rows") for part, number in self._parts])
-        self.bounds = starts_of(rows)
-        self.limits: list[int] = self.bounds.tolist()  # The same as a list, which is faster for single rows.
+        rows: list[list[int]] = [part.index.array(number, "rows").tolist() for part, number in self._parts]
+        self.limits = list(itertools.accumulate(itertools.chain.from_iterable(rows), initial=0))
         self._lines = list(itertools.accumulate((len(part.index) for part in parts), initial=0))
         self.is_mapped = all(part.storage.maps for part in parts)
-        self.is_ordered = not any(bool((part.index.unit("order") >= 0).any()) for part in parts)
+        self.is_ordered = all(max(part.index.numbers["order"], default=-1) < 0 for part in parts)
 
     def __getstate__(self) -> dict[str, object]:
         return {**{name: value for name, value in self.__dict__.items() if name != "samples"}, "_tables": {}}
+
+    @cached_property
+    def bounds(self) -> Tensor:
+        """The same as `limits`, for many rows at once."""
+        with torch.inference_mode(False):
+            return _numbers(self.limits)
 
     @property
     def rows(self) -> int:
@@ -315,10 +325,10 @@ def _table(part: StorePart, array: int) -> tuple[Tensor, Tensor, Tensor]:
 
 def _unit_table(part: StorePart, array: int, line: int, gone: list[int]) -> tuple[Tensor, Tensor, Tensor]:
     index = part.index
-    first, samples, order = (int(index.unit(column)[line]) for column in ("first", "samples", "order"))
+    first, samples, order = (index.numbers[column][line] for column in ("first", "samples", "order"))
     code = int(index.array(array, "lengths")[line])
     numbers = torch.arange(first, first + samples, device="cpu")
-    if index.unit("skipped")[line]:
+    if index.numbers["skipped"][line]:
         own = gone[bisect.bisect_left(gone, first) : bisect.bisect_left(gone, first + samples)]
         numbers = numbers[torch.isin(numbers, torch.tensor(own, device="cpu"), invert=True)]
     lengths = index.list_at(code, line) if code >= 0 else torch.full((len(numbers),), -1 - code, device="cpu")

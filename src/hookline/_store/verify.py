@@ -50,7 +50,7 @@ def check_units(storage: Storage, index: UnitIndex, most: int | None) -> None:
     if index.samples() > index.nbytes() + _WITHOUT_ROWS:
         found = f"{count(index.samples(), 'sample')}, but {count(index.nbytes(), 'byte')} of files"
         raise StoreError(f"'{storage}/{UNITS}' is damaged: its records list {found}; restore it, or harvest again")
-    units, firsts, samples = (index.unit(column).tolist() for column in ("unit", "first", "samples"))
+    units, firsts, samples = (index.numbers[column] for column in ("unit", "first", "samples"))
     expected = [(0, 0)] + [(unit + 1, first + span) for unit, first, span in zip(units, firsts, samples, strict=True)]
     for unit, first, (next_unit, next_first) in zip(units, firsts, expected, strict=False):
         if first < next_first or (unit == next_unit and first != next_first):
@@ -93,7 +93,7 @@ def _fresh(part: StorePart, problems: list[str]) -> UnitIndex:
             problems.append(f"'{part.storage}/harvest.json' has changed since the store was opened; open it again")
     except StoreError as error:
         problems.append(str(error))
-    units = part.index.unit("unit").tolist()
+    units = part.index.numbers["unit"]
     for unit in units:
         try:
             records += read_records(part.storage, part.manifest, [unit])
