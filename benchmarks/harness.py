@@ -97,6 +97,13 @@ def ratios(seconds: Mapping[str, list[float]]) -> dict[str, list[float]]:
     return {name: [one / base for one, base in zip(taken, first, strict=True)] for name, taken in seconds.items()}
 
 
+def extra(seconds: Mapping[str, list[float]]) -> str:
+    """Return a line with the seconds that the last contender takes more than the first, as the median over rounds."""
+    (name, taken), base = list(seconds.items())[-1], next(iter(seconds.values()))
+    more = statistics.median(one - other for one, other in zip(taken, base, strict=True))
+    return f"{name}: {more:.3f} s more than bare\n"
+
+
 def compare(
     contenders: Contenders, rounds: int = 60, repeat: int = 3, clock: Callable[[], float] = CLOCK
 ) -> dict[str, list[float]]:

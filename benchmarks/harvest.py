@@ -18,13 +18,13 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 import torch
-from harness import measure, publish, ratios, report, usual
+from harness import extra, measure, publish, ratios, report, usual
 from torch import Tensor, nn
 
 import hookline as hl
 
 DEPTH, WIDTH, HEADS, TOKENS, BATCH = 8, usual(512, quick=64), 8, 64, 2
-BATCHES = usual(100, quick=3)
+BATCHES, SHORT = usual(100, quick=3), usual(40, quick=2)
 MIDDLE = DEPTH // 2 - 1
 Run = Callable[[], object]
 
@@ -88,6 +88,15 @@ def contenders(folder: Path) -> dict[str, Run]:
     }
 
 
+def short(folder: Path) -> dict[str, Run]:
+    """Return the runs to compare over few batches, where the part that does not grow with the data shows."""
+    batches = list(torch.randn(SHORT, BATCH, TOKENS, WIDTH))
+    return {
+        "bare, up to that layer": bare(model_of(MIDDLE + 1), batches),
+        "hl.harvest, a short run": harvested(model_of(DEPTH), batches, folder, str(MIDDLE)),
+    }
+
+
 def clear(folder: Path) -> None:
     """Remove the written files."""
     shutil.rmtree(folder, ignore_errors=True)
@@ -105,6 +114,8 @@ def tables() -> Iterator[str]:
         for name, clock in (("processor time", time.process_time), ("wall clock", time.perf_counter)):
             seconds = measure(contenders(folder), rounds=3, repeat=1, clock=clock, after=lambda: clear(folder))
             yield report(f"{about}; {name}", ratios(seconds))
+        seconds = measure(short(folder), rounds=9, repeat=1, clock=time.perf_counter, after=lambda: clear(folder))
+        yield report(f"{SHORT} batches; wall clock", ratios(seconds)) + extra(seconds)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

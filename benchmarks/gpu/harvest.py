@@ -21,13 +21,13 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import torch
 import transformers
-from harness import machine, measure, ratios, report
+from harness import extra, machine, measure, ratios, report
 from overhead import Run, first_tensor, large
 from torch import Tensor, nn
 
 import hookline as hl
 
-BATCHES, LAYER = 160, 11
+BATCHES, SHORT, LAYER = 160, 40, 11
 MEMORY = Path("/dev/shm")  # A folder in memory, not on disk.
 Batch = Mapping[str, object]
 
@@ -103,7 +103,14 @@ def tables(folder: Path, memory: Path) -> list[str]:
     seconds = measure(contenders, rounds=3, repeat=1, after=lambda: clear(folder, memory))
     size = BATCHES * ids.numel() * 2048 * 2 / 1e9
     title = f"1.3B Llama, bfloat16, layer {LAYER} of 24, {BATCHES} batches of 8x1024 tokens, {size:.1f} GB"
-    return [report(title, ratios(seconds), seconds), disk(folder)]
+    few = {
+        "bare, up to that layer": bare(half, batches[:SHORT]),
+        "hl.harvest, a short run to memory": harvested(model, batches[:SHORT], memory, site, rows="tokens"),
+        "hl.harvest, a short run to disk": harvested(model, batches[:SHORT], folder, site, rows="tokens"),
+    }
+    taken = measure(few, rounds=5, repeat=1, after=lambda: clear(folder, memory))
+    short = report(f"{SHORT} of these batches", ratios(taken), taken) + extra(taken)
+    return [report(title, ratios(seconds), seconds), short, disk(folder)]
 
 
 def disk(folder: Path) -> str:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import hookline as hl
-from hookline._harvest.fingerprints import digest, function_text, model_digest
+from hookline._harvest.fingerprints import checksum, checksums, digest, function_text, model_digest
 from tests.support.harvest_models import X, changed, expected, net
 from tests.support.prepared_processes import prepared_processes
 
@@ -29,6 +29,17 @@ def test_a_model_is_known_by_every_bit_of_its_weights():
     model.two.running_mean[3] += 1
     assert model_digest(model) != after
     assert model_digest(torch.compile(model)) ["weights"] == model_digest(model)["weights"]  # fmt: skip
+
+
+def test_checksums_of_many_tensors_are_those_of_each():
+    tensors = [
+        torch.arange(number, dtype=dtype) for number in (0, 3, 5_000, 150_001) for dtype in (torch.int16, torch.double)
+    ]
+    tensors += [torch.eye(300).to_sparse(), torch.randn(300, 300).t(), torch.empty(3, device="meta"), torch.ones(())]
+    named = [(str(number), tensor) for number, tensor in enumerate(tensors)]
+    assert checksums(iter(named)) == [(name, checksum(tensor)) for name, tensor in named]
+    assert len({one for _, one in checksums(named)}) == len(named)
+    assert checksums([]) == []
 
 
 def test_functions_are_known_by_their_code_and_what_they_close_over():

@@ -84,11 +84,32 @@ def test_a_run_goes_on_where_it_was_and_ends_at_once_when_done(to):
     assert len(hl.Store(to, partial=True)["0"]) == 10
     seen.clear()
     store = hl.harvest(model, X, "0", to=to, batch_size=10)
-    assert len(seen) == 1 + 4
+    assert len(seen) == 4  # The trial of the first batch gives the rows of unit 0.
     assert torch.equal(store["0"][:], expected(model, 1, batch=10))
     seen.clear()
     hl.harvest(model, X, "0", to=to, batch_size=10)
     assert len(seen) == 1
+
+
+@pytest.mark.parametrize("make", [lambda: X, lambda: iter(BATCHES), lambda: list(BATCHES)])
+def test_every_batch_runs_once(make, to):
+    model, seen = net(), []
+    model[0].register_forward_pre_hook(lambda _module, args: seen.append(args[0].clone()))
+    data = make()
+    store = hl.harvest(model, data, "0", to=to, batch_size=7 if data is X else None)
+    assert torch.equal(torch.cat(seen), X)
+    assert torch.equal(store["0"][:], torch.cat([model[0](batch) for batch in list(seen)]))
+
+
+def test_a_plan_that_was_looked_at_before_holds_no_rows_and_runs_the_first_batch_again(to):
+    model, data, seen = net(), X.clone(), []
+    model[0].register_forward_pre_hook(lambda *_: seen.append(1))
+    plan = hl.Harvest(model, data, "0", to=to, batch_size=10)
+    plan.estimate()
+    data[:] = X.flip(0)  # The rows of the trial would be those of other data.
+    store = plan.run()
+    assert len(seen) == 1 + 5
+    assert torch.equal(store["0"][:], expected(model, 1, batch=10).flip(0))
 
 
 def test_an_iterator_goes_on_too_and_other_data_are_refused(to):

@@ -108,7 +108,7 @@ def test_a_rule_is_asked_once_for_all_places_that_share_a_mask(to):
 
     store = hl.harvest(Tagger().eval(), {"input_ids": torch.arange(12).view(4, 3)}, "embed", "mix", to=to, batch_size=4,
                        rows=odd)  # fmt: skip
-    assert len(asked) == 2  # Once for the trial of the first batch, and once for the run.
+    assert len(asked) == 1
     assert len(list(to.glob("data/positions/*"))) == 1
     assert store["mix"].positions[:].tolist() == [1, 0, 2, 1, 0, 2]
 

@@ -68,7 +68,7 @@ def test_nothing_after_the_last_place_is_computed(to):
     hl.harvest(model, X, "0", to=to, batch_size=10)
     assert len(seen) == 1  # The trial of the first batch runs to the end, to count the calls of each place.
     hl.harvest(model, X, "0", to=to / "b", batch_size=10, stop=False)
-    assert len(seen) == 1 + 1 + 5
+    assert len(seen) == 1 + 5
 
 
 def test_a_module_that_is_called_twice_is_no_row_twice(to):

@@ -50,12 +50,32 @@ def checksum(tensor: Tensor) -> bytes:
     >>> checksum(x) == checksum(x.clone()), checksum(x) == checksum(x.flip(0))
     (True, False)
     """
-    found = hashlib.blake2b(digest_size=16)
-    with torch.no_grad():
-        for piece in _pieces(tensor):
-            found.update(len(piece).to_bytes(8, "little"))
-            found.update(piece)
-    return found.digest()
+    return checksums([("", tensor)])[0][1]
+
+
+@torch.no_grad()
+def checksums(named: Iterable[tuple[str, Tensor]]) -> list[tuple[str, bytes]]:
+    """Return the names of some tensors with their checksums. A GPU gets all the work before anything waits for it."""
+    pieces = [(name, list(_pieces(tensor))) for name, tensor in named]
+    summed = iter(_bytes_of_each([piece for _, some in pieces for piece in some if isinstance(piece, Tensor)]))
+    found = []
+    for name, some in pieces:
+        one = hashlib.blake2b(digest_size=16)
+        for piece in some:
+            data = next(summed) if isinstance(piece, Tensor) else piece
+            one.update(len(data).to_bytes(8, "little"))
+            one.update(data)
+        found.append((name, one.digest()))
+    return found
+
+
+def _bytes_of_each(flat: list[Tensor]) -> list[bytes]:
+    """Return the bytes of small tensors of uint8. Those on one device are copied to the host together."""
+    parts = {}
+    for device in {one.device for one in flat}:
+        alike = [one for one in flat if one.device == device]
+        parts[device] = iter(torch.cat(alike).cpu().split([len(one) for one in alike]))
+    return [tensor_bytes(next(parts[one.device])) for one in flat]
 
 
 def tensor_bytes(tensor: Tensor) -> bytes:
@@ -69,8 +89,8 @@ def tensor_bytes(tensor: Tensor) -> bytes:
     return ctypes.string_at(plain.data_ptr(), plain.nbytes)
 
 
-def _pieces(tensor: Tensor) -> Iterator[bytes]:
-    """Yield dtype, shape and layout of a tensor, then the bytes of its elements or sums, for each part of it."""
+def _pieces(tensor: Tensor) -> Iterator[bytes | Tensor]:
+    """Yield dtype, shape and layout of a tensor, then its elements or sums as uint8, for each part of it."""
     if hasattr(tensor, "full_tensor"):  # A DTensor. All ranks have to call this together.
         tensor = tensor.full_tensor()
     yield f"{tensor.dtype} {'nested' if tensor.is_nested else tuple(tensor.shape)} {tensor.layout}".encode()
@@ -101,27 +121,27 @@ def _quantized(tensor: Tensor) -> tuple[tuple[Any, ...], list[Tensor]]:
     return (tensor.qscheme(), tensor.q_per_channel_axis()), [tensor.int_repr(), *scales]
 
 
-def _sums(tensor: Tensor) -> Iterator[bytes]:
+def _sums(tensor: Tensor) -> Iterator[Tensor]:
     """Yield the last bytes, which don't fill a 64-bit number, then a sum for each row of 64-bit numbers."""
     plain = tensor if tensor.device.type in ("cpu", "cuda") else tensor.cpu()  # Other devices may lack an operation.
     plain = plain.to_dense() if plain.layout is not torch.strided else plain
     plain = plain.resolve_conj().resolve_neg().contiguous()
-    if plain.nbytes <= _SMALL:
-        yield tensor_bytes(plain)
-        return
-    if plain.data_ptr() % 8:  # A view that is not aligned.
+    if plain.nbytes > _SMALL and plain.data_ptr() % 8:  # A view that is not aligned.
         plain = plain.clone()
     bits = plain.view(-1).view(torch.uint8)
+    if len(bits) <= _SMALL:
+        yield bits
+        return
     whole = len(bits) // 8
-    yield tensor_bytes(bits[whole * 8 :])
+    yield bits[whole * 8 :].clone()  # A view would keep all of `bits` in memory.
     numbers = bits[: whole * 8].view(torch.int64)
     rows = whole // _ROW
     factors = _factors(str(plain.device))
     if rows:
-        yield tensor_bytes(_of_rows(numbers[: rows * _ROW].view(rows, _ROW), factors))
+        yield _of_rows(numbers[: rows * _ROW].view(rows, _ROW), factors).view(torch.uint8)
     rest = numbers[rows * _ROW :]
     if len(rest):
-        yield tensor_bytes(_of_rows(rest[None], factors[: len(rest)]))
+        yield _of_rows(rest[None], factors[: len(rest)]).view(torch.uint8)
 
 
 def _of_rows(numbers: Tensor, factors: Tensor) -> Tensor:
@@ -436,7 +456,8 @@ def _is_filled(cell: Any) -> bool:
 WRITTEN = "written as it runs"  # In a digest, the text of an attribute that the model writes as it runs.
 _LONGEST = 40  # The longest text that a digest keeps for a message to show. Longer ones are hashed.
 _WRAPPING = ("OptimizedModule", "CheckpointWrapper", "FullyShardedDataParallel", "DistributedDataParallel")
-_OWN = {*vars(nn.Module()), "_compiled_call_impl", "_hf_hook", "_old_forward"}  # Set by torch and accelerate.
+# Attributes that torch and accelerate set, and those that only say where a model came from.
+_NOT_COMPARED = {*vars(nn.Module()), "_compiled_call_impl", "_hf_hook", "_old_forward", *ORIGIN_NAMES}
 _ELSEWHERE = ("torch.distributed", DYNAMO, "accelerate", "hookline")  # Packages that hook, shard or move a model.
 _SHARDED = ("__", "_fsdp", "_is_fsdp")  # Prefixes of the attributes that fully_shard sets.
 _STATE = ("attributes", "variables")  # The parts of a digest that a forward may change.
@@ -479,9 +500,9 @@ class ModelDigest:
         found = hashlib.blake2b(digest_size=16)
         for path, module in self.modules:
             found.update(f"{path} {_class(module)}({module.extra_repr()})\n".encode())
-        for name, tensor in self._tensors():
+        for name, one in checksums(self._tensors()):
             found.update(name.encode())
-            found.update(checksum(tensor))
+            found.update(one)
         for path, module in self.modules:
             for name, value in _saved(module):
                 found.update(f"{path}.{name} {self.known.text(value)}".encode())
@@ -530,10 +551,10 @@ class ModelDigest:
             return
         for name in sorted(non_persistent_buffers(module)):
             yield name, module._buffers.get(name)
-        forward = vars(module).get("_old_forward", vars(module).get("forward"))
-        for name, value in sorted({**vars(module), "forward": forward}.items()):
-            is_own = not name.startswith(_SHARDED) and name not in _OWN | ORIGIN_NAMES
-            if is_own and value is not None and not _is_of_wrapping(value, module):
+        found = vars(module)
+        for name in sorted({*found, "forward"} - _NOT_COMPARED):
+            value = found.get("_old_forward", found.get(name)) if name == "forward" else found[name]
+            if value is not None and not name.startswith(_SHARDED) and not _is_of_wrapping(value, module):
                 yield name, value
 
 

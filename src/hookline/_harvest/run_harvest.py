@@ -212,7 +212,7 @@ class Status:
 class ReadyModel:
     """The hooked model of a job in this process, and what its first batch showed. It is not pickled."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, keeps_rows: bool = False) -> None:
         self.job = job
         self.model = job.model if isinstance(job.model, nn.Module) or not callable(job.model) else job.model()
         if not isinstance(self.model, nn.Module):
@@ -224,12 +224,18 @@ class ReadyModel:
         self.digest = model_digest(self.model, self.opaque)  # Before the first batch, which may write into buffers.
         batch = job.source.first()
         began = time.perf_counter()
-        batch, self.first = self._run_first(batch)
-        self.note_writes()
+        batch, found = self._run_first(batch)
+        self.note_writes()  # A GPU may still be running the batch.
+        for part in found.values():
+            part.arrived()  # Raises now if the copy from the GPU failed.
         if any(module.training for module in self.model.modules()):
             warn("the model is in training mode: dropout and batch statistics affect the values; call model.eval()")
         self.seconds = time.perf_counter() - began
         self.first_samples = len(batch.samples)
+        self.first = {name: replace(part, rows=torch.empty(0)) for name, part in found.items()}  # Without the rows.
+        # Ranks that run a model in step need equally many forwards, so there every batch runs.
+        keeps_rows = keeps_rows and self.together is None and not may_be_a_stage()
+        self._kept = (list(batch.samples), found) if keeps_rows else None
         self.manifest = self._manifest()
         self._opened: tuple[Storage, Manifest] | None = None
         self.busy = threading.RLock()  # Only one thread at a time may use the hooks of a job.
@@ -243,8 +249,6 @@ class ReadyModel:
             batch, found = run_first(batch, job.source.singles, trial.run, job.on_error)
         finally:
             trial.close()
-        for part in found.values():
-            part.arrived()  # Raises now if the copy from the GPU failed.
         taken = [name for name in options.columns or {} if name in {str(place.site) for place in trial.places}]
         if taken:
             raise HooklineError(f"column {taken[0]!r} has the name of a site; give it another")
@@ -255,7 +259,7 @@ class ReadyModel:
             where = ", ".join(map(repr, job.where))
             raise NeverFired(f"nothing passed at any place of {where}, so there is nothing to keep; a warning says why")
         self.stops = self._stops(trial)
-        return batch, {name: replace(part, rows=torch.empty(0)) for name, part in found.items()}  # Without the rows.
+        return batch, found
 
     def _stops(self, trial: BatchRunner) -> bool:
         """Return True if each forward can end after the last site."""
@@ -299,7 +303,8 @@ class ReadyModel:
     def batch_runner(self) -> BatchRunner:
         """The runner of all further batches. It hooks the sites that fired, by name: it raises if one does not fire."""
         names = [name for name in self.first if name not in (self.job.options.columns or {})]
-        return BatchRunner(self.model, names, self.job.options, stop=self.stops)
+        kept, self._kept = self._kept, None
+        return BatchRunner(self.model, names, self.job.options, stop=self.stops, ran=kept)
 
     def unit_runner(self, listener: Listener) -> UnitRunner:
         """Return a runner of units that reports to the listener."""
@@ -316,9 +321,17 @@ class ReadyModel:
 
     def close(self) -> None:
         """Remove the hooks; the next run adds them again."""
+        self._kept = None
         if "batch_runner" in vars(self):
             self.batch_runner.close()
             del self.batch_runner
+
+    def end_run(self) -> None:
+        """Remove the hooks, and note what the model wrote as it ran. Does nothing the second time."""
+        if "batch_runner" in vars(self):
+            self.batch_runner.close()
+            self.note_writes()
+        self.close()
 
 
 def run_job(job: Job) -> None:
@@ -327,6 +340,8 @@ def run_job(job: Job) -> None:
     if world > 1 and job.source.units(1) is None:
         raise HooklineError("several processes can't share data of unknown length; give a dataset or a list of batches")
     job.renew()
+    if not job.is_ready:
+        job.ready = ReadyModel(job, keeps_rows=True)
     storage, manifest = job.prepare()
     units, done = unit_count(storage, manifest), committed(storage)
     checked = functools.partial(check_skipped_batches, storage, manifest)
@@ -334,6 +349,7 @@ def run_job(job: Job) -> None:
         job.source.compare(manifest.plan["unit"], checked)
         if job.append and world == 1:  # Among several processes, a late one may find that the others did everything.
             warn(f"{job.to!r} holds these data already, so append=True added nothing; give other data to add")
+        job.ready.close()
         return
     try:
         with Progress(job.source.samples, _samples_done(storage, manifest, done), job.progress) as progress:
@@ -341,10 +357,9 @@ def run_job(job: Job) -> None:
                 run_together(job, job.ready.together, progress)
             else:
                 order = _order(job, storage, units, rank, world, progress)
-                job.ready.unit_runner(progress).run(order, manifest.plan["unit"], checked)
+                job.ready.unit_runner(progress).run(order, manifest.plan["unit"], checked, job.ready.end_run)
     finally:
-        job.ready.close()
-        job.ready.note_writes()
+        job.ready.end_run()
     if units is None:
         total = job.source.units(manifest.plan["unit"])
         assert total is not None

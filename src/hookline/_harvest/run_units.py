@@ -9,6 +9,8 @@ import logging
 import operator
 import threading
 import time
+import weakref
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
@@ -21,7 +23,7 @@ from hookline._harvest.fingerprints import digest
 from hookline._harvest.rows_and_padding import Choice
 from hookline._harvest.run_batch import BatchRows, BatchRunner, bad_sample, is_fatal, run_singly
 from hookline._harvest.writer_threads import BufferPool, Countdown, PooledCopy, WriterThreads
-from hookline._kernel import map_tensors, share_tensor
+from hookline._kernel import map_tensors, offload, share_tensor
 from hookline._progress import Bar, clock
 from hookline._store.disk_format import Manifest
 from hookline._store.storage import Storage
@@ -32,6 +34,7 @@ from hookline.errors import HooklineError
 _log = logging.getLogger("hookline")
 _EVERY = 30.0  # Seconds between lines in the log.
 _LONGEST = 500  # Characters of a sample's error that are kept in the record.
+_AHEAD = 64 << 20  # Bytes of rows that may be on their way from a GPU, unless they are of two batches.
 MOST_OPEN = 4  # Unfinished units at once. A crash loses no more than these, however slow the disk is.
 
 
@@ -60,11 +63,22 @@ class UnitRunner:
         self.writers = WriterThreads(threads, limit)
         self.turn = 0
         self.buffers = BufferPool()
+        self.leaving: deque[tuple[int, list[weakref.ref[offload.Copy]]]] = deque()  # Rows on their way, by batch.
+        self.leaving_bytes = 0
         self.open: OpenUnit | None = None
         self.unfinished: list[OpenUnit] = []
 
-    def run(self, units: Iterable[int], size: int, passed: Callable[[int, str], None]) -> None:
-        """Run units one after the other. After an error, unfinished units leave no files behind."""
+    def run(
+        self,
+        units: Iterable[int],
+        size: int,
+        passed: Callable[[int, str], None],
+        at_end: Callable[[], object] = lambda: None,
+    ) -> None:
+        """Run units one after the other. After an error, unfinished units leave no files behind.
+
+        `at_end` is called after the last batch, while its rows are on their way to the disk.
+        """
         try:
             most = _most_open(len(self.manifest.arrays))
             coming = self.source.batches(units, size, passed)
@@ -78,6 +92,7 @@ class UnitRunner:
                         self.unfinished.append(self.open)
                     self._feed(self.open, batch)
                 self._close()
+                at_end()
                 self.writers.finish()
         finally:
             self.writers.stop()  # Runs again if Ctrl-C interrupted the start or the first stop.
@@ -97,6 +112,7 @@ class UnitRunner:
             for index, part in enumerate(parts):
                 self._send(unit, index, part)
             self.listener.passed(len(good.samples))
+            self._limit_leaving(parts)
             del parts
 
     def _digest(self, unit: OpenUnit, given: Any) -> None:
@@ -133,6 +149,18 @@ class UnitRunner:
         if staged is not None:
             part = replace(part, rows=staged.tensor)
         self.writers.put(self._writer_of(index), write, part.nbytes)
+
+    def _limit_leaving(self, parts: list[BatchRows]) -> None:
+        """Wait until a GPU is at most some batches behind: each takes pinned memory, which is slow to allocate."""
+        copies = [weakref.ref(part.rows) for part in parts if isinstance(part.rows, offload.Copy)]
+        nbytes = sum(part.nbytes for part in parts)
+        self.leaving.append((nbytes, copies))
+        self.leaving_bytes += nbytes
+        while self.leaving_bytes > _AHEAD and len(self.leaving) > 2:
+            nbytes, copies = self.leaving.popleft()
+            self.leaving_bytes -= nbytes
+            for copy in filter(None, (copy() for copy in copies)):  # A copy that is gone was written.
+                copy.arrive()
 
     def _writer_of(self, index: int) -> int:
         """Return the thread that writes an array. It changes with the unit: the last one's may wait for the disk."""
