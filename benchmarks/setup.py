@@ -1,4 +1,4 @@
-"""Cost of attaching and detaching hooks with hookline and with torch.
+"""Cost of attaching and detaching hooks with hookline and with torch, of the import, and of starting the command line.
 
 python benchmarks/setup.py            prints the tables and writes them to benchmarks/setup.txt
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from torch import nn
 import hookline as hl
 
 SOURCE = Path(hl.__file__).parent.parent
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(SOURCE), "PYTHONDONTWRITEBYTECODE": ""}  # Bytecode is cached.
 BLOCKS = usual(1250, quick=20)  # Each has eight modules: 10,000 in all, of which 1,250 are hooked.
 
 
@@ -148,31 +150,58 @@ def large_model() -> dict[str, list[float]]:
 
 IMPORT = """
 import json, sys, time
-def took(name):
+def took(name, part=None):
     start = time.process_time(), time.perf_counter()
-    __import__(name)
+    module = __import__(name)
+    if part is not None:
+        getattr(module, part)
     return time.process_time() - start[0], time.perf_counter() - start[1]
 times = [took("torch")]
 before = set(sys.modules)
-times.append(took("hookline"))
+times += [took("hookline"), took("hookline", "capture")]
 new = {name.partition(".")[0] for name in set(sys.modules) - before} - sys.stdlib_module_names - {"hookline"}
 print(json.dumps([times, sorted(new)]))
 """
 
 
 def importing() -> str:
-    """Time `import hookline` after `import torch`, each time in a new interpreter with cached bytecode."""
-    environment = {**os.environ, "PYTHONPATH": str(SOURCE), "PYTHONDONTWRITEBYTECODE": ""}
+    """Time `import hookline` and its first use after `import torch`, each time in a new interpreter."""
     found = []
     for _ in range(usual(15, quick=1) + 1):  # The first run may have to compile bytecode.
-        done = subprocess.run([sys.executable, "-c", IMPORT], env=environment, capture_output=True, check=True)
+        done = subprocess.run([sys.executable, "-c", IMPORT], env=ENVIRONMENT, capture_output=True, check=True)
         found.append(json.loads(done.stdout))
     lines = ["import, in a new interpreter; milliseconds", f"{'':44s} {'processor':>9s} {'wall':>9s}"]
-    for position, name in enumerate(("import torch", "import hookline, after torch")):
+    for position, name in enumerate(("import torch", "import hookline, after torch", "first use of hookline.capture")):
         processor, wall = (1000 * statistics.median(one[0][position][kind] for one in found[1:]) for kind in (0, 1))
         lines.append(f"{name:44s} {processor:9.1f} {wall:9.1f}")
     lines.append(f"packages that come with it, besides torch's own: {', '.join(found[0][1]) or 'none'}")
     return "\n".join(lines) + "\n"
+
+
+def starting() -> dict[str, list[float]]:
+    """Return the seconds of processor time that Python and the command line take to start and to end."""
+    asked = {"_HOOKLINE_COMPLETE": "complete_bash", "COMP_WORDS": "hookline show --st", "COMP_CWORD": "2"}
+
+    def python(*arguments: str, **variables: str) -> Callable[[], object]:
+        command, environment = [sys.executable, *arguments], {**ENVIRONMENT, **variables}
+        return lambda: subprocess.run(command, env=environment, capture_output=True, check=True)
+
+    def of_children() -> float:
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return used.ru_utime + used.ru_stime
+
+    return measure(
+        {
+            "python -c pass": python("-c", "pass"),
+            "python -c 'import typer'": python("-c", "import typer"),
+            "hookline --help": python("-m", "hookline", "--help"),
+            "hookline harvest --help": python("-m", "hookline", "harvest", "--help"),
+            "hookline show --st, and TAB": python("-m", "hookline", **asked),
+        },
+        rounds=15,
+        repeat=1,
+        clock=of_children,
+    )
 
 
 def tables() -> Iterator[str]:
@@ -185,6 +214,8 @@ def tables() -> Iterator[str]:
     title = f"attach and detach {BLOCKS:,} of {8 * BLOCKS:,} modules, ratio to raw hooks"
     yield report(title, ratios(seconds), seconds)
     yield importing()
+    seconds = starting()
+    yield report("start of the command line, ratio to Python's own", ratios(seconds), seconds)
 
 
 if __name__ == "__main__":

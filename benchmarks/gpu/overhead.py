@@ -206,6 +206,7 @@ def tables() -> list[str]:
     cases = {
         f"all {len(every)} matrix layers, attached": attached(model, ids, every),
         f"all {len(every)} matrix layers, attach, run, detach": one_shot(model, ids, every),
+        "all 12 blocks, attach, run, detach": one_shot(model, ids, [f"transformer.h.{number}" for number in range(12)]),
     }
     found += [report(f"{size}: {case}", compare(contenders)) for case, contenders in cases.items()]
     model.set_attn_implementation("eager")
