@@ -43,14 +43,14 @@ def parse_json(data: bytes | str) -> Any:
     text = data.decode() if isinstance(data, bytes) else data
     check_parts(text)
     try:
-        return json.loads(text, parse_constant=_refuse_constant)
+        return _DECODER.decode(text)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
 
 
 def check_parts(text: str) -> None:
     """Raise a ValueError if JSON has too many values to be parsed."""
-    parts = sum(map(text.count, "[{,"))
+    parts = sum(map(text.count, "[{,")) if len(text) > _MOST_PARTS else 0
     if parts > _MOST_PARTS:
         raise ValueError(f"it has up to {parts:,} values, but at most {_MOST_PARTS:,} are read")
 
@@ -70,6 +70,9 @@ def _refuse_irregular(found: os.stat_result) -> None:
 
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
 def dtype_name(dtype: torch.dtype) -> str:
