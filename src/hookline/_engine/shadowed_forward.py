@@ -10,8 +10,8 @@ Most hooked modules have one plain tap at their whole output. Its class says whi
 | `ChangingTap` | patches or edits | `changing_path` |
 | `ModelTap` | counts the forwards of a model | `model_path` |
 
-Each does what `run` in run_call.py does, for the case that is common, and hands over to it in all others. A module with
-more taps, or others, has one `Shadow` for each hooked method, which loops over a short tuple of taps.
+Each of these functions does what `run` in run_call.py does in the common case, and calls `run` in all other cases. A
+module with several taps, or with any other tap, has one `Shadow` for each hooked method, which loops over its taps.
 """
 
 from __future__ import annotations
@@ -321,7 +321,7 @@ def follow_otherwise(
     own: dict[int, Any],
     given: list[Tensor] | None,
 ) -> Any:
-    """Follow the gradient of any output: one that has other holders, that is a view, or that has no graph."""
+    """Follow the gradient of an output that somebody else holds, that has hooks already, or that has no graph."""
     event = Event([(tap, tap.count)])
     event.stamp, event.own = stamp, own
     call = Call(tap.site, module, *passed, tap.count, event.notes, tap.session.model())
@@ -481,7 +481,7 @@ class Shadow:
             self.doing.setdefault(tap.purpose, []).append(tap)
 
     def _group(self, tap: Tap, untraceable: set[Tap]) -> int:
-        """Return which of the groups of taps this one belongs to. Note what a call needs to know about it."""
+        """Return the number of the tap's group in `_groups`, and prepare the shadow for a call with this tap."""
         if isinstance(tap, ModelTap):
             number, is_traceable = 0, not tap.action.stops
         elif isinstance(tap.action, Pause):

@@ -113,7 +113,7 @@ class Lifecycle:
     verb = ""  # The name of the short form, such as "capture", until it is entered.
     added_at: Line | None = None  # The line that added the hooks, until they are entered.
     may_have_fired = False
-    is_dropped = False  # Whether nothing has to be done when the `Hooks` is freed, or whether that is done.
+    is_dropped = False  # Whether no hook is on the model, so that nothing has to be done when the `Hooks` is freed.
     # The patterns of these hooks, and the ids of all modules that ever had one of them. Not kept for short forms.
     asked: dict[Asked, None] | None = None
     hooked: set[int] | None = None
