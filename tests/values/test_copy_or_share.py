@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from sys import getrefcount
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import given, settings
+from torch import Tensor, nn
 
+import hookline as hl
+from hookline._values import copy_or_share
 from hookline._values.copy_or_share import copy_tensor, share
 from hookline._values.fit import fit
 from hookline._values.nested import leaves
@@ -32,3 +38,101 @@ def test_an_expanded_tensor_is_copied_without_filling_its_memory() -> None:
     copied = copy_tensor(torch.ones(1, 3).expand(1000, 3))
     assert copied.shape == (1000, 3)
     assert copied.untyped_storage().nbytes() == 12
+
+
+class Parts(nn.Module):
+    """Two layers, with a large value between them that is used twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(64, 256)
+        self.last = nn.Linear(256, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        middle = self.first(x)
+        return self.last(middle.relu() + middle.tanh())
+
+
+WRITES = {
+    "nothing": lambda gradient: None,
+    "in place": lambda gradient: gradient.zero_(),
+    "through .data": lambda gradient: gradient.data.zero_(),
+    "through numpy": lambda gradient: gradient.numpy().fill(0),
+    "by a foreach function": lambda gradient: torch._foreach_zero_([gradient]) and None,
+}
+
+
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+def test_a_large_gradient_stays_right_when_a_later_hook_writes_into_it(write: Callable[[Tensor], Any]) -> None:
+    model, x = Parts(), torch.randn(128, 64)
+    true: list[Tensor] = []
+    with hl.capture(model, "first:grad_output") as acts:
+        middle = model.first(x)
+        middle.retain_grad()
+        model.last(middle.relu() + middle.tanh()).sum().backward()
+        true.append(middle.grad.clone())
+    with hl.capture(model, "first:grad_output") as acts:
+        handle = model.first.register_forward_hook(lambda _module, _args, output: output.register_hook(write) and None)
+        model(x).sum().backward()
+        handle.remove()
+    assert true[0].numel() > copy_or_share._LARGE
+    assert acts["first:grad_output"].equal(true[0])
+
+
+def test_a_large_gradient_that_became_the_grad_of_a_parameter_stays_right_when_an_optimizer_writes_into_it() -> None:
+    class Table(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rows = nn.Parameter(torch.randn(128, 256))
+
+        def forward(self) -> Tensor:
+            return self.rows.view(256, 128).view(128, 256)
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = Table()
+
+        def forward(self) -> Tensor:
+            return self.table().square().sum()
+
+    model = Model()
+    with hl.capture(model, "table:grad_output") as acts:
+        model().backward()
+    true = 2 * model.table.rows.detach()
+    assert model.table.rows.grad is not None
+    model.table.rows.grad.mul_(0)
+    torch._foreach_add_([model.table.rows.grad], 7.0)
+    assert acts["table:grad_output"].equal(true)
+
+
+def test_a_large_gradient_is_shared_if_only_autograd_holds_it_and_copied_otherwise() -> None:
+    def is_shared(rows: int) -> bool:
+        """Capture a gradient. Return whether the model goes on with the same memory."""
+        addresses: list[int] = []
+
+        def hook(_module: nn.Module, _args: Any, output: Tensor) -> None:
+            output.register_hook(lambda gradient: addresses.append(torch._C._data_address(gradient)))
+
+        model = Parts()
+        handle = model.first.register_forward_hook(hook)
+        with hl.capture(model, "first:grad_output") as acts:
+            model(torch.randn(rows, 64)).sum().backward()
+        handle.remove()
+        return [torch._C._data_address(acts["first:grad_output"])] == addresses
+
+    assert is_shared(rows=128)
+    assert not is_shared(rows=2)
+
+    held: list[Tensor] = []
+    x = torch.randn(128, 256, requires_grad=True) * 1
+    x.register_hook(lambda gradient: held.append(gradient.view(-1)))
+
+    def arrived(gradient: Tensor) -> None:
+        references = getrefcount(gradient)
+        held.append(copy_or_share.copy_arrived(gradient, references))
+
+    x.register_hook(arrived)
+    x.tanh().sum().backward()
+    assert torch._C._data_address(held[0]) != torch._C._data_address(held[1])
+    assert held[0].equal(held[1].view(-1))

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
+from sys import getrefcount
 from typing import Any, NamedTuple, NoReturn
 
 import torch
@@ -37,7 +38,7 @@ from hookline._torch import (
     version_of,
 )
 from hookline._values.containers import Exchange, mutable_containers
-from hookline._values.copy_or_share import Alias, alias_of
+from hookline._values.copy_or_share import Alias, alias_of, copy_arrived
 from hookline._values.fit import check_same_structure
 from hookline._values.nested import Arguments, held_by, leaf_places, leaves, map_tensors, split, take_part
 from hookline.errors import EditError, HooklineError, NeverFired, warn
@@ -136,13 +137,15 @@ def _arrival(tap: HotGradientTap, stamp: int, shape: torch.Size | None = None) -
             return
         task = graph_task()
         try:
-            if shape is not None:
-                gradient = gradient.reshape(shape)
             is_plain = type(gradient) is Tensor and gradient.layout is torch.strided and current_transform() is None
             if is_plain and action.copies_on_device and gradient.is_contiguous():
-                kept: Any = (gradient.detach() if gradient.requires_grad else gradient).clone()
+                references = getrefcount(gradient)  # Read first: a call holds its arguments too.
+                kept: Any = copy_arrived(gradient, references)
+                if shape is not None:
+                    kept = kept.view(shape)
             else:
-                kept = action.keep_gradient(gradient, (), _no_call, record.site)
+                whole = gradient if shape is None else gradient.reshape(shape)
+                kept = action.keep_gradient(whole, (), _no_call, record.site)
             if record.stamp == (task, stamp):  # The second part: the value was used and then overwritten in place.
                 record.value = read_value(record.value, record.site) + read_value(kept, record.site)
             elif record.seen <= task and record.order:  # Backwards are numbered from 0, forwards from 1.

@@ -3,6 +3,7 @@
 The caller says what the copy is for:
 
 copy_captured       a value that a capture keeps
+copy_arrived        a gradient that a capture keeps
 share, share_tensor a value that other code may write into: a transform's argument, a skipped module's output
 share_detached      the same, detached from the graph
 share_for_now       a value that belongs to hookline, or a copy that lasts only for this run
@@ -22,6 +23,7 @@ into, or lets a larger tensor be freed.
 from __future__ import annotations
 
 from contextvars import ContextVar
+from functools import cache
 from sys import getrefcount
 from typing import Any
 
@@ -30,6 +32,7 @@ from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 
 from hookline._torch import (
+    add_first_gradient_hook,
     base_of,
     count_holders,
     count_uses,
@@ -204,6 +207,7 @@ def _calibrate() -> tuple[int, int, int]:
 
 ALONE, _ALONE_AS_BASE, ALONE_IN_MEMORY = outside_all_modes(_calibrate)
 _SMALL = 1 << 20  # Bytes.
+_LARGE = 1 << 14  # Elements. It takes longer to find out who holds a smaller gradient than to copy it.
 _MOST_OBJECTS = 20_000
 _TOO_MUCH = -1  # In a set of memory ids: there were too many objects to search.
 
@@ -262,6 +266,45 @@ def copy_captured(source: Tensor, tensor: Tensor, moves: bool) -> tuple[Tensor, 
         is_shared = _may_share_on_cuda(tensor) and moves  # Called first: it raises while a CUDA graph records.
         return (_lazy_copy(source) if is_shared else copy_tensor(source)), is_shared
     return (copy_tensor(source) if is_parameter(tensor) else share_tensor(source, moves)), False
+
+
+def copy_arrived(gradient: Tensor, references: int) -> Tensor:
+    """Copy a contiguous gradient in a tensor hook: on write if it is large and only autograd holds it, else now.
+
+    On a GPU it is copied now. That takes less time than finding out whether it may be shared, and a shared gradient
+    would keep autograd from adding others to it in place.
+
+    Args:
+        references: The number of references to the gradient that the hook sees.
+    """
+    source = gradient.detach() if gradient.requires_grad else gradient
+    if gradient.is_cpu and gradient.numel() >= _LARGE and source is gradient:
+        memory = gradient.untyped_storage()
+        is_alone = (references, count_holders(storage_id(memory))) == _references_in_hook()
+        if is_alone and memory.nbytes() == gradient.nbytes:
+            return _lazy_copy(gradient)
+    return source.clone()
+
+
+@cache
+def _references_in_hook() -> tuple[int, int]:
+    """Return what a tensor hook counts for a gradient that only autograd holds: references, and users of its memory.
+
+    Measured in a small backward, which may run inside another one.
+    """
+    counts: list[tuple[int, int]] = []
+
+    def arrived(gradient: Tensor) -> None:
+        counts.append((getrefcount(gradient), count_holders(storage_id(gradient.untyped_storage()))))
+
+    def measure() -> None:
+        with torch.enable_grad():
+            made = torch.empty(2, device="cpu", requires_grad=True) * 2
+            add_first_gradient_hook(made, arrived)
+            torch.autograd.backward((made * 2).sum(), inputs=[made])
+
+    outside_all_modes(measure)
+    return counts[0] if counts and ALONE > 0 else (-1, -1)
 
 
 def _may_share_on_cuda(tensor: Tensor) -> bool:
@@ -331,10 +374,16 @@ def state_of(value: Any, _inside: tuple[int, ...] = ()) -> Any:
 class Loan:
     """A value lent to a user's function: copies of its tensors, which show whether the function wrote into them."""
 
-    def __init__(self, value: Any) -> None:
+    def __init__(self, value: Any, is_new: bool = False) -> None:
+        """Lend a value. `is_new` is True for a tensor that nobody else holds: see `is_result`."""
         self._copies: dict[int, tuple[Tensor, Tensor, Any]] = {}  # Copy, original, the copy's state.
-        self.given = self._lend(value) if isinstance(value, Tensor) else map_tensors(self._lend, value, in_objects=True)
-        self._before = state_of(self.given)
+        if isinstance(value, Tensor):
+            self.given: Any = share_tensor(value, True if is_new else None)
+            self._before = state_of(self.given)
+            self._copies[id(self.given)] = self.given, value, self._before
+        else:
+            self.given = map_tensors(self._lend, value, in_objects=True)
+            self._before = state_of(self.given)
 
     def _lend(self, tensor: Tensor) -> Tensor:
         copy = share_tensor(tensor)
