@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 import gc
 import os
 import signal
@@ -20,6 +21,7 @@ os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 import pytest
 import torch
 
+from hookline._engine import attach
 from hookline._hooks import lifecycle
 from hookline._open_blocks import not_left, open_blocks
 from tests.support.states import hooks_left, modes_left
@@ -41,6 +43,8 @@ def models_are_left_as_found() -> Iterator[None]:
     for one in lifecycle.lifecycles():
         one.detach_all()
     open_blocks.set(frozenset())  # So that one failure stays one.
+    copied = [kind.__name__ for kind, reduce in copyreg.dispatch_table.items() if reduce is attach._reduce]
+    assert not copied, f"modules of these classes are still copied in hookline's way: {copied}"
     assert not left, f"hooks were left on {left}"
     assert still_open == frozenset(), "a block was left open"
 
