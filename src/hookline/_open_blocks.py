@@ -8,6 +8,7 @@ one set of hooks.
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import sys
 import weakref
@@ -28,6 +29,7 @@ from hookline.errors import CacheFull, StoreError
 Blocks = frozenset[object]
 
 RESTING: object = object()  # In the set whenever a `Rest` is: the hot path checks only for this.
+running_loop = asyncio._get_running_loop  # Returns the asyncio loop of this thread, or None. Torch imports asyncio.
 open_blocks: ContextVar[Blocks] = ContextVar("open_blocks", default=frozenset())
 
 
@@ -41,7 +43,7 @@ def note_skip(module: nn.Module) -> None:
 def not_left() -> Blocks:
     """Return the open blocks, without those that were left but could not be closed at that moment."""
     here = open_blocks.get()
-    return here.difference([token() for token in _left.copy()]) if _left else here
+    return here.difference([token() for token in left_blocks.copy()]) if left_blocks else here
 
 
 def close_block(token: Token) -> None:
@@ -54,14 +56,14 @@ def close_block(token: Token) -> None:
     within, before = token.opened
     token.opened = _NEVER_OPENED  # It holds the block itself.
     if list(_phases)[-1] == "start":  # One step: no other thread can move the keys while the list is made.
-        _left.add(weakref.ref(token, _left.discard))
-    elif open_blocks.get() is within and not _left:
+        left_blocks.add(weakref.ref(token, left_blocks.discard))
+    elif open_blocks.get() is within and not left_blocks:
         open_blocks.set(before)  # The usual case. Hooks of the outer blocks know this set: see `hot_path`.
     else:
         open_blocks.set(not_left() - {token})
 
 
-_left = set[weakref.ref[object]]()
+left_blocks = set[weakref.ref[object]]()
 _NEVER_OPENED: tuple[Blocks | None, Blocks] = None, frozenset()
 # The last key is the current phase of Python's garbage collector. A C function moves it there: in a Python function a
 # Ctrl-C would be lost.
@@ -91,7 +93,6 @@ class OtherRuns:
     ran = False  # Whether the model ran on a thread or in a task where no block on it is open.
     are_mixed = False  # Whether several tasks, or threads at the same time, ran it in this block since the last read.
     _task: Callable[[], Any] | None = None  # The asyncio task that ran it last in this block, held weakly.
-    _thread = 0  # The thread that is running it in this block; the last to begin if there are several.
     _with_own: Blocks | None = None  # The last open blocks with another block on this model; runs in them are fine.
 
     def __getstate__(self) -> dict[str, Any]:
@@ -106,21 +107,17 @@ class OtherRuns:
             return
         self.ran = True
 
-    def begin(self) -> OtherRuns:
-        """Note that a forward starts here. Two tasks, or threads at the same time, overwrite each other's values."""
-        thread, task = get_ident(), current_task()
-        if self._thread != thread and self._thread:
-            self.are_mixed = True
-        self._thread = thread
-        if task is not None:
-            if self._task is not None and self._task() is not task:
-                self.are_mixed = True
-            self._task = weakref.ref(task)
-        return self
+    def begin(self, is_elsewhere: bool) -> None:
+        """Note that a forward starts here. Two tasks, or threads at the same time, overwrite each other's values.
 
-    def end(self) -> None:
-        """Note that the forward is over."""
-        self._thread = 0
+        Args:
+            is_elsewhere: Whether another thread is running a forward in this block.
+        """
+        task = current_task()
+        if is_elsewhere or (task is not None and self._task is not None and self._task() is not task):
+            self.are_mixed = True
+        if task is not None:
+            self._task = weakref.ref(task)
 
     def take_mixed(self) -> bool:
         """Return True if values were mixed since the last call of this method."""
@@ -136,14 +133,14 @@ class Generating(NamedTuple):
     runner: tuple[int, int]  # The thread and the task that ran it when it opened the block.
 
 
-def _nothing() -> None:
-    return None
+def no_model() -> None:
+    """Return None, as a weak reference to a model that is gone does."""
 
 
 class Session:
     """Facts about the forwards that fill a cache, mostly since the hooks were last entered. Keeps no model alive."""
 
-    lifecycle: Callable[[], Any] = staticmethod(_nothing)  # The `Lifecycle` of the hooks, held weakly.
+    lifecycle: Callable[[], Any] = staticmethod(no_model)  # The `Lifecycle` of the hooks, held weakly.
     began = 0  # The number of forwards before the hooks were last entered.
     failed = 0  # The number of forwards since then that raised.
     broke = 0  # The number of the last forward that raised.
@@ -162,14 +159,33 @@ class Session:
     kinds: frozenset[type] = frozenset()  # The classes of the modules that the hooks are attached to.
     forked = False  # Whether this process was forked from the one that placed the hooks.
 
-    def __init__(self) -> None:
-        self.forwards = 0  # The number of forwards of the model.
-        self.others = OtherRuns()  # Runs on other threads and tasks since the hooks were last entered.
-        self.model: Callable[[], nn.Module | None] = _nothing  # The model that the hooks are on, held weakly.
+    forwards = 0  # The number of forwards of the model.
+    running_on = 0  # The thread that is running a forward in these blocks; the last to begin if there are several.
+    model: Callable[[], nn.Module | None] = staticmethod(no_model)  # The model that the hooks are on, held weakly.
+    _others: OtherRuns | None = None
+
+    @property
+    def others(self) -> OtherRuns:
+        """Runs on other threads and tasks since the hooks were last entered. Most blocks have none."""
+        found = self._others
+        if found is None:
+            found = vars(self).setdefault("_others", OtherRuns())  # One step: another thread may ask too.
+        return found
+
+    def begin_forward(self) -> None:
+        """Note that a forward starts on this thread. `end_forward` notes that it is over."""
+        thread = get_ident()
+        if self.running_on or running_loop() is not None:
+            self.others.begin(self.running_on not in (0, thread))
+        self.running_on = thread
+
+    def end_forward(self) -> None:
+        """Note that the running forward is over."""
+        self.running_on = 0
 
     def __getstate__(self) -> dict[str, Any]:
         kept = {key: value for key, value in self.__dict__.items() if key not in ("lifecycle", "generator", "kinds")}
-        return kept | {"model": _nothing}
+        return kept | {"model": no_model}
 
     def restart(self) -> None:
         """Forget what was noted about earlier runs, at the beginning of a block."""
@@ -178,7 +194,8 @@ class Session:
         self.ran = self.gave_up = self.stopped = self.rested = self.missed = self.backward = self.recomputed = False
         self.over = self.called = ""
         self.generator = None
-        self.others = OtherRuns()
+        vars(self).pop("_others", None)
+        self.running_on = 0
 
     def fail(self, error: BaseException) -> None:
         """Note that the running forward ends with an exception."""
@@ -199,9 +216,8 @@ class Session:
 
 def current_task() -> Any:
     """Return the running asyncio task, or None."""
-    asyncio = sys.modules.get("asyncio")
-    loop = asyncio._get_running_loop() if asyncio is not None else None
-    return asyncio.current_task(loop) if asyncio is not None and loop is not None else None
+    loop = running_loop()
+    return None if loop is None else asyncio.current_task(loop)
 
 
 def current_runner() -> tuple[int, int]:

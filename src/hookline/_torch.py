@@ -232,12 +232,15 @@ _MAKE_FX = torch._C._TorchDispatchModeKey.PROXY
 
 def is_traced() -> bool:
     """Return True if torch.jit.trace, torch.export or make_fx runs the model to make a graph of it."""
-    if _tracing_state() is not None:
-        return True
-    if not is_dynamo_compiling() and _dispatch_mode(_MAKE_FX) is not None:
-        return True
+    if is_dynamo_compiling():  # Dynamo can't trace the call for the dispatch mode.
+        return _tracing_state() is not None or _exporting._is_exporting_flag
+    return is_traced_now()
+
+
+def is_traced_now() -> bool:
+    """Return what `is_traced` does, in code that dynamo does not trace."""
     # Reads the flag itself: before torch 2.13, is_exporting() is always True while dynamo traces.
-    return _exporting._is_exporting_flag
+    return _tracing_state() is not None or _dispatch_mode(_MAKE_FX) is not None or _exporting._is_exporting_flag
 
 
 def is_traced_by_fx() -> bool:
@@ -302,12 +305,17 @@ def is_any_compiled(model: nn.Module) -> bool:
     )
 
 
+_TREES = "torch._inductor.cudagraph_trees"  # The module that makes CUDA graphs for torch.compile.
+# Return True if torch.compile may have made CUDA graphs in this process.
+has_cuda_graphs: Callable[[], bool] = partial(sys.modules.__contains__, _TREES)
+
+
 def _cuda_graphs(tensor: Tensor) -> Any:
     """Return the manager of torch.compile's CUDA graphs on a tensor's device; None if there are no graphs.
 
     It raises an AssertionError on a thread other than the one that owns the graphs.
     """
-    trees = sys.modules.get("torch._inductor.cudagraph_trees")
+    trees = sys.modules.get(_TREES)
     return None if trees is None else trees.get_manager(tensor.get_device(), create_if_none_exists=False)
 
 
@@ -507,6 +515,8 @@ TENSOR_HOOKS = {"_backward_hooks": "gradient hook", "_post_accumulate_grad_hooks
 # Distributed processes.
 
 _STAGES = "torch.distributed.pipelining.stage"
+# Return True if this process may run a stage of a pipeline.
+is_pipelining_loaded: Callable[[], bool] = partial(sys.modules.__contains__, _STAGES)
 REHEARSAL = -1  # Stands for a microbatch's number when a stage runs without data to find out its shapes.
 
 
@@ -591,9 +601,9 @@ def microbatch() -> int | None:
 
 def is_rehearsal() -> bool:
     """Return True if a pipeline stage runs without data, as it does in its first step to find out its shapes."""
-    return _STAGES in sys.modules and microbatch() == REHEARSAL
+    return is_pipelining_loaded() and microbatch() == REHEARSAL
 
 
 def may_be_a_stage() -> bool:
     """Return True if this process may hold one stage of a pipeline, so that other processes hold other modules."""
-    return _STAGES in sys.modules and is_running()
+    return is_pipelining_loaded() and is_running()

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from hookline import _why_nothing_passed as why
 from hookline._cache.file import read_file, write_file
 from hookline._cache.record import EMPTY, Record, read_value, spread
-from hookline._open_blocks import Session
+from hookline._open_blocks import Session, no_model
 from hookline._option_checks import device_here, refuse_flags, short_text
 from hookline._plot.plot import Curves, Plottable, PlotValues, note_of, one_call
 from hookline._sites import members
@@ -87,12 +87,12 @@ class Cache(Tabular, Plottable, Mapping[str, Any]):
     """
 
     __array_ufunc__ = None  # Makes numpy leave `number * cache` to the cache.
+    _model: Callable[[], nn.Module | None] = staticmethod(no_model)  # The model whose values it holds, held weakly.
     _along: tuple[str, Sequence[int]] | None = None  # What the calls stand for, such as "step", and their numbers.
 
     def __init__(self, values: Mapping[Any, Any] | Iterable[tuple[Any, Any]] | None = None) -> None:
         self._asked: list[Record] = []
         self._index: dict[Site, Record] = {}
-        self._names: Names | None = None
         self._session = Session()
         if values is None:
             return
@@ -383,11 +383,17 @@ class Cache(Tabular, Plottable, Mapping[str, Any]):
     def _like(self) -> Cache:
         """Return an empty cache that knows the same names."""
         result = Cache()
-        result._names, result._along = self._names, self._along
+        result._model, result._along = self._model, self._along
         return result
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_names": None}  # A model's names are of no use in another process.
+        return {name: value for name, value in self.__dict__.items() if name != "_model"}
+
+    @property
+    def _names(self) -> Names | None:
+        """The names of the model, unless it is gone, or unknown as in a cache from a file."""
+        model = self._model()
+        return None if model is None else Names(model)
 
     def _keep(self, site: Site, values: list[Any]) -> None:
         if not values:
@@ -411,7 +417,7 @@ class Cache(Tabular, Plottable, Mapping[str, Any]):
     def _find(self, key: Key) -> Record:
         """Find a record by the text of its site in any spelling, by a Site, or by a module."""
         if isinstance(key, nn.Module):
-            wanted = [Site(name) for name in self._names.of(key)] if self._names is not None else []
+            wanted = [Site(name) for name in names.of(key)] if (names := self._names) is not None else []
         elif isinstance(key, Site):
             wanted = [key]
         elif isinstance(key, str):
@@ -430,9 +436,9 @@ class Cache(Tabular, Plottable, Mapping[str, Any]):
                 return records[site]
             numbered = [record for one, record in records.items() if site.function and one._replace(call=None) == site]
             if len(numbered) > 1:
-                names = ", ".join(f"'{record.site}'" for record in numbered[:3])
+                first = ", ".join(f"'{record.site}'" for record in numbered[:3])
                 more = " …" if len(numbered) > 3 else ""
-                raise NotCaptured(f"'{site}' stands for {len(numbered)} calls: read {names}{more}")
+                raise NotCaptured(f"'{site}' stands for {len(numbered)} calls: read {first}{more}")
             if numbered:
                 return numbered[0]
         tied = next(
@@ -454,13 +460,14 @@ class Cache(Tabular, Plottable, Mapping[str, Any]):
 
     def _is_tied(self, one: Site, other: Site) -> bool:
         """Return True if two sites are the same place under two names of one module."""
-        if self._names is None or one._replace(path="") != other._replace(path=""):
+        names = self._names
+        if names is None or one._replace(path="") != other._replace(path=""):
             return False
-        module = self._names.find(one.path)
+        module = names.find(one.path)
         if module is None:
-            held, others = (members.locate(self._names, site.path) for site in (one, other))
+            held, others = (members.locate(names, site.path) for site in (one, other))
             return held is not None and others is not None and {*held.holders} == {*others.holders}
-        return module is self._names.find(other.path)
+        return module is names.find(other.path)
 
     def _why_unknown(self, key: Key) -> str:
         name = f"{type(key).__name__}" if isinstance(key, nn.Module) else repr(str(key))

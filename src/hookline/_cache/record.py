@@ -6,13 +6,12 @@ import bisect
 import itertools
 import operator
 from collections.abc import Callable, Iterator
-from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hookline._sites.language import Site
+from hookline._sites.language import Site, SiteOnDemand
 from hookline._stats import Histogram, glimpse
 from hookline._torch import is_replayed_over, is_transformed, version_of
 from hookline._values.copy_or_share import address, share_for_now
@@ -154,6 +153,7 @@ class Record:
     count: int  # Calls so far.
     seen: int  # The forward in which it last fired; NEVER sends the hot path to `put`.
     order: int  # When it first fired.
+    site = SiteOnDemand()
     port = "output"  # The port of a hot tap's site.
     keep: int | None = 1
     repeated = False  # Whether it fired several times in one forward.
@@ -164,7 +164,7 @@ class Record:
     family: dict[Site, Record] | None = None  # For `[*]` and `/*`: a record for each site seen so far.
 
     def __init__(self, site: Site, keep: int | None = 1) -> None:
-        # `hot_taps` in _engine/tap.py sets the same fields directly: keep both in sync.
+        # `plain_taps` in _engine/tap.py sets the same fields directly: keep both in sync.
         self.site = site
         self.path = site.path
         self.value = EMPTY
@@ -173,11 +173,6 @@ class Record:
         if keep != 1:
             self.keep = keep
             self.calls: list[tuple[Any, Any]] = []  # (stamp, value)
-
-    @cached_property
-    def site(self) -> Site:
-        """The site it keeps. For a hot tap it is created on first access."""
-        return Site(self.path, self.port)
 
     def put(self, value: Any, stamp: Any, forward: int, version: int = -1) -> None:
         """Keep the value of the call that began at `stamp`."""

@@ -63,6 +63,7 @@ class KeepingAction(Action, Protocol):
     """The interface of actions at a module's whole output. `hot_path` uses its members and does not call it."""
 
     copies_on_write: bool  # The hot path keeps a copy-on-write clone of a CPU tensor that nobody else holds.
+    copies_on_device: bool  # The same for a tensor on a GPU.
     refers: bool  # The hot path keeps a detached alias of any tensor.
     clone: bool | None  # If None, the caller of `keep` works out whether the value is new.
 
@@ -92,7 +93,7 @@ class Observer:
 class OutputObserver(Observer):
     """Base class of observers whose `keep` the hot path calls with a module's whole output."""
 
-    copies_on_write = False
+    copies_on_write = copies_on_device = False
     refers = False
     clone: bool | None = True
 
@@ -154,10 +155,15 @@ class Apply:
         self.gathering = gathering
         self.is_traceable = not with_call
 
-    def __call__(self, value: Any, call: Call | None, is_whole: bool, /) -> Any:
+    def __call__(self, value: Any, call: Call | None, is_whole: bool, is_new: bool = False, /) -> Any:
+        """Return the value that the model continues with.
+
+        Args:
+            is_new: Whether the forward is known to have made the value, and nobody else holds it.
+        """
         if self.clone is False:
             return self._on_own(value, call, is_whole)
-        loan = Loan(value)  # The function may write into its argument. Nobody else sees these writes.
+        loan = Loan(value, is_new)  # The function may write into its argument. Nobody else sees these writes.
         result = ask(self.function, self.with_call, loan.given, call)
         if result is None:
             if loan.is_written():

@@ -39,31 +39,24 @@ def act(tap: Tap, value: Any, call: Call, event: Event) -> Any:
         new = _change(tap, seen, call, event)
         new = value if new is seen else new
     except Exception as error:
-        _explain(tap, value, call.site, error)
+        explain(tap, value, call.site, error)
     if isinstance(action, Apply):
         event.check(tap, new)
     return new
 
 
-def change_output(tap: Tap, output: Any, call: Call, own: dict[int, Any]) -> Any:
+def change_nested(tap: Tap, output: Any, call: Call, own: dict[int, Any]) -> Any:
     """Let a tap change the output of a module that has no other tap. Return the value that the model continues with.
 
     Args:
         own: The containers in the output that nobody else holds.
     """
-    action = tap.action
-    if type(output) is not Tensor or action.gathering is not None or parameter_operations.in_use:
-        event = Event([(tap, call.number)])
-        event.own = own
-        return act(tap, output, call, event)
-    tap.fired = True
-    try:
-        return action(output, call, True)
-    except Exception as error:
-        _explain(tap, output, call.site, error)
+    event = Event([(tap, call.number)])
+    event.own = own
+    return act(tap, output, call, event)
 
 
-def _explain(tap: Tap, value: Any, site: Site, error: Exception) -> NoReturn:
+def explain(tap: Tap, value: Any, site: Site, error: Exception) -> NoReturn:
     """Raise an error of a tap with its site, and with the likely reason if it is one of hookline's."""
     try:
         is_short = isinstance(error, SiteError) and tap.subscripts

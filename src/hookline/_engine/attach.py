@@ -10,7 +10,7 @@ from __future__ import annotations
 import copyreg
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import CodeType, FunctionType, MethodType
 from typing import Any
@@ -18,7 +18,6 @@ from typing import Any
 from torch import nn
 
 from hookline._engine import parameters
-from hookline._engine.action import Stop
 from hookline._engine.compiled import code_for, keep_dynamo_out
 from hookline._engine.functions import Pause, entries_of, pauses_below
 from hookline._engine.gradients import following_gradients
@@ -26,7 +25,6 @@ from hookline._engine.model_forward import ModelTap
 from hookline._engine.shadowed_forward import (
     GONE,
     HOT_CODES,
-    HOT_PATHS,
     SCRIPT,
     Shadow,
     gone,
@@ -39,10 +37,9 @@ from hookline._engine.shadowed_forward import (
     unhooked,
     written_in,
 )
-from hookline._engine.tap import HotGradientTap, HotTap, KeepingTap, Tap
+from hookline._engine.tap import HotGradientTap, HotTap, KeepingTap, StopTap, Tap
 from hookline._engine.unsupported_tracing import refuse_scripting
 from hookline._open_blocks import Blocks, Session
-from hookline._sites.language import Site
 from hookline._sites.members import method_names
 from hookline._sites.tree import refuse_data_parallel
 from hookline._torch import REPLICATE, cell_content, is_dynamo_loaded
@@ -72,13 +69,14 @@ def attach(taps: Sequence[Tap], acts_in: Blocks | None = None) -> None:
             tap.acts_in = acts_in
             if tap.shadow is not None:
                 continue
-            module, make = tap.module, HOT_PATHS.get(type(tap))
+            module, make = tap.module, tap.make_shadow
             names, kind = module.__dict__, type(module)
             if make is None or "forward" in names:
-                _attach(tap)
+                if not _share(tap, names):
+                    _attach(tap)
                 continue
             if kind not in noted:
-                noted[kind] = _note(kind, tap.session)
+                noted[kind] = _copy_unhooked(kind, tap.session)
             shared = noted[kind]
             if shared is None:
                 _attach(tap)
@@ -94,13 +92,6 @@ def attach(taps: Sequence[Tap], acts_in: Blocks | None = None) -> None:
             if make is not hot_path and SCRIPT not in names:
                 names[SCRIPT] = refuse_scripting
             tap.shadow = names["forward"] = MethodType(function, module)
-
-
-def _note(kind: type[nn.Module], session: Session) -> dict[str, Any] | None:
-    """Return the attributes of all shadows of a class; None if its forward isn't a function, say a builtin."""
-    _copy_unhooked(kind, session)
-    own = kind.__dict__.get("forward") or written_in(kind, "forward")
-    return {"__wrapped__": own} if type(own) is FunctionType else None  # For inspect.signature(model.forward).
 
 
 def _attach(tap: Tap) -> None:
@@ -123,10 +114,7 @@ def _put_on(tap: Tap) -> None:
     before = module.__dict__.get(name)
     plain = hot_tap_of(before, module) if before is not None else None
     shadow = shadow_of(before, module) if before is not None and plain is None else None
-    if plain is not None and plain.beside is None and _may_share(plain, tap):
-        tap.shadow = plain.shadow
-        plain.beside = tap
-    elif plain is not None:
+    if plain is not None:
         _leave_hot_path(plain, tap)
     elif shadow is not None:
         tap.shadow = shadow
@@ -148,11 +136,23 @@ def _put_on(tap: Tap) -> None:
         attach(tap.helpers)
 
 
-def _may_share(plain: Tap, tap: Tap) -> bool:
-    """Return True if a tap can share the shadow of another: a capture that of a gradient, a stop that of a capture."""
-    if type(plain) is HotGradientTap:
-        return type(tap) is HotTap and tap.order < plain.order  # It acts first.
-    return type(plain) is KeepingTap and isinstance(tap.action, Stop) and tap.site == Site(tap.path)
+def _share(tap: Tap, names: dict[str, Any]) -> bool:
+    """Let a tap share the shadow of another one: a capture that of a gradient, a stop that of a capture.
+
+    Return False if it can't.
+    """
+    if type(tap) is not HotTap and type(tap) is not StopTap:
+        return False
+    plain = hot_tap_of(names.get("forward"), tap.module)
+    if plain is None or plain.beside is not None:
+        return False
+    if type(tap) is HotTap:
+        shares = type(plain) is HotGradientTap and tap.order < plain.order  # It acts first.
+    else:
+        shares = type(plain) is KeepingTap
+    if shares:
+        tap.shadow, plain.beside = plain.shadow, tap
+    return shares
 
 
 def _leave_hot_path(plain: Tap, tap: Tap) -> None:
@@ -172,9 +172,9 @@ def _leave_hot_path(plain: Tap, tap: Tap) -> None:
     left.__func__.__closure__[0].cell_contents = gone(shadow)  # Torch or other code may still call the old shadow.
 
 
-def _take_hot_path(plain: Tap, shadow: Shadow) -> None:
+def _take_hot_path(plain: Tap, make: Callable[..., Any], shadow: Shadow) -> None:
     """Move a tap back to its hot path, once it is alone on its module again."""
-    function = HOT_PATHS[type(plain)](plain)
+    function = make(plain)
     function.__wrapped__ = type(plain.module).forward
     function.__code__ = code_for(type(plain.module), function.__code__, HOT_CODES)
     method, names = MethodType(function, plain.module), plain.module.__dict__
@@ -212,8 +212,12 @@ def _written_methods(module: nn.Module) -> list[str]:
     return [name for name in names if type(written_in(kind, name)) in _WRITTEN]
 
 
-def detach(taps: Sequence[Tap]) -> None:
-    """Detach taps. The last tap of a module leaves the module as it was found."""
+def detach(taps: Sequence[Tap], session: Session | None = None) -> None:
+    """Detach taps. The last tap of a module leaves the module as it was found.
+
+    Args:
+        session: The session of the taps, if they are its last: see `_copy_as_before`.
+    """
     if not _OWNERS.isdisjoint(map(type, taps)):  # Last, since the shadow is theirs: see `hot_gradient_path`.
         taps = sorted(taps, key=lambda tap: type(tap) in _OWNERS)
     with _changing:
@@ -242,31 +246,36 @@ def detach(taps: Sequence[Tap]) -> None:
             else:
                 _detach(tap, shadow)
             tap.shadow = tap.acts_in = None
+        if session is not None:
+            _copy_as_before(session)
 
 
 def _detach(tap: Tap, shadow: Shadow) -> None:
     last = shadow.remove(tap)
-    if last is not None:
-        _take_hot_path(last, shadow)
+    if last is not None and last.make_shadow is not None:
+        _take_hot_path(last, last.make_shadow, shadow)
     if tap.helpers:
         detach(tap.helpers)
         tap.helpers = None  # They refer to the tap: the cycle would keep the model alive.
 
 
-def _copy_unhooked(kind: type[nn.Module], session: Session) -> None:
+def _copy_unhooked(kind: type[nn.Module], session: Session) -> dict[str, Any] | None:
     """Copy and pickle modules of a class without hookline's shadows, while any of them are hooked.
 
     A shallow copy would otherwise hold a shadow that is bound to the original module, and would run the original.
+
+    Returns: The attributes of all shadows of this class; None if its forward isn't a function, say a builtin.
     """
-    if kind in session.kinds:
-        return
-    table = copyreg.dispatch_table
-    session.kinds |= {kind}
-    if kind in _reducers:
-        _reducers[kind][1].add(session)
-    else:
-        _reducers[kind] = (table[kind] if kind in table else None), {session}  # noqa: SIM401  # Without a call.
-        table[kind] = _reduce
+    if kind not in session.kinds:
+        table = copyreg.dispatch_table
+        session.kinds |= {kind}
+        if kind in _reducers:
+            _reducers[kind][1].add(session)
+        else:
+            _reducers[kind] = (table[kind] if kind in table else None), {session}  # noqa: SIM401  # Without a call.
+            table[kind] = _reduce
+    own = kind.__dict__.get("forward") or written_in(kind, "forward")
+    return {"__wrapped__": own} if type(own) is FunctionType else None  # For inspect.signature(model.forward).
 
 
 def _reduce(module: nn.Module) -> Any:
@@ -277,27 +286,26 @@ def _reduce(module: nn.Module) -> Any:
     return (*reduced[:2], unhooked(module, reduced[2]), *reduced[3:])
 
 
-def copy_as_before(session: Session) -> None:
+def _copy_as_before(session: Session) -> None:
     """Restore copyreg for the classes that a session hooked, except those on which other sessions have hooks."""
-    with _changing:
-        lifecycle = session.lifecycle()
-        if lifecycle is not None and lifecycle.forward.owner is not None:  # Its hooks are still, or again, attached.
-            return
-        table = copyreg.dispatch_table
-        for kind in session.kinds:
-            if kind not in _reducers:  # Ctrl-C has interrupted this function before.
-                continue
-            before, sessions = _reducers[kind]
-            sessions.discard(session)
-            if sessions:
-                continue
-            if kind in table and table[kind] is _reduce:  # Else somebody has replaced our reducer since.
-                if before is None:
-                    del table[kind]
-                else:
-                    table[kind] = before
-            del _reducers[kind]
-        session.kinds = frozenset()
+    lifecycle = session.lifecycle()
+    if lifecycle is not None and lifecycle.is_attached:  # Its hooks are still, or again, attached.
+        return
+    table = copyreg.dispatch_table
+    for kind in session.kinds:
+        if kind not in _reducers:  # Ctrl-C has interrupted this function before.
+            continue
+        before, sessions = _reducers[kind]
+        sessions.discard(session)
+        if sessions:
+            continue
+        if kind in table and table[kind] is _reduce:  # Else somebody has replaced our reducer since.
+            if before is None:
+                del table[kind]
+            else:
+                table[kind] = before
+        del _reducers[kind]
+    session.kinds = frozenset()
 
 
 def strip(module: nn.Module) -> None:
@@ -319,7 +327,7 @@ def attached_for_now(taps: list[Tap]) -> Iterator[None]:
     finally:
         detach(missing)
         for session in {tap.session for tap in missing}:
-            copy_as_before(session)
+            detach((), session)
 
 
 Tap.attach_for_now = staticmethod(attached_for_now)

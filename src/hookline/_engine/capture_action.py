@@ -20,7 +20,14 @@ from hookline._engine.action import NOTHING, Call, OutputObserver, ask
 from hookline._engine.parameter_operations import Operand, plain
 from hookline._engine.unsupported_tracing import refuse_tangent, refuse_tracers, refuse_transforms
 from hookline._sites.language import Site
-from hookline._torch import current_transform, lazy_clone, may_be_of_cuda_graph, raw_stream, version_of
+from hookline._torch import (
+    current_transform,
+    has_cuda_graphs,
+    lazy_clone,
+    may_be_of_cuda_graph,
+    raw_stream,
+    version_of,
+)
 from hookline._values.copy_or_share import (
     copy_captured,
     copy_tensor,
@@ -107,10 +114,12 @@ class Save(OutputObserver):
         Args:
             is_new: Whether the forward is known to have made the value, and nobody else holds it.
         """
-        if is_new and self.copies_on_device and type(value) is Tensor and value.is_cuda:
-            guarded = _copy_new_on_cuda(value)
-            if guarded is not None:
-                return guarded
+        if is_new and self.copies_on_write and type(value) is Tensor and not value.is_quantized:
+            if value.is_cpu and not value.is_inference():
+                return lazy_clone(value.detach() if value.requires_grad else value)
+            copied = copy_new_on_cuda(value) if self.copies_on_device and value.is_cuda else None
+            if copied is not None:
+                return copied
         if not self.is_quick or type(value) is not Tensor:
             sends = self.offloads and self.transform is None and type(value) is Tensor and value.is_cuda
             sent = offload.send(value.detach(), self.options.dtype) if sends else None
@@ -225,14 +234,16 @@ class Save(OutputObserver):
 USUAL_SAVE = Save()  # For captures without options. It keeps no state, so they can share it.
 
 
-def _copy_new_on_cuda(tensor: Tensor) -> Guarded | None:
+def copy_new_on_cuda(tensor: Tensor) -> Guarded | None:
     """Copy a tensor on write that a module has just made on a GPU; None if it has to be done in another way.
 
     This is the usual case of `copy_captured`: a GPU that waits for Python waits for each step of this.
     """
-    if raw_stream(tensor.get_device()) != 0 or tensor.is_inference() or tensor.is_quantized:
-        return None
-    if may_be_of_cuda_graph(tensor) or current_transform() is not None:
+    if (
+        raw_stream(tensor.get_device()) != 0
+        or tensor.is_inference()
+        or (has_cuda_graphs() and may_be_of_cuda_graph(tensor))
+    ):
         return None
     source = tensor.detach()
     try:

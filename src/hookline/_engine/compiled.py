@@ -51,7 +51,7 @@ from hookline._engine.parameter_operations import OnOperation, Role, as_operands
 from hookline._engine.run_call import Shadowed
 from hookline._engine.tap import Tap
 from hookline._engine.unsupported_tracing import refuse_tracing
-from hookline._open_blocks import OtherRuns, call_user, current_task
+from hookline._open_blocks import OtherRuns, Session, call_user, current_task
 from hookline._torch import TRACES_HOOKS, has_compiled, is_dynamo_loaded, uncompiled
 from hookline._values import copy_or_share
 from hookline._values.containers import Exchange
@@ -138,7 +138,7 @@ def run_model_traced(
     if TRACES_HOOKS and module is not tap.module:
         return type(module).forward(module, *args, **kwargs)
     refuse_tracing()
-    if not TRACES_HOOKS or tap.action.stops:
+    if not TRACES_HOOKS or tap.stops:
         return run_uncompiled(tap, module, args, kwargs)
     tap.session.ran = True
     return type(module).forward(module, *args, **kwargs)
@@ -347,7 +347,13 @@ def keep_dynamo_out() -> None:
     found = [function for one in ours for function in vars(one).values()]
     found += [one for one in vars(_torch).values() if getattr(one, "__module__", None) == _torch.__name__]
     found += [Tap.pass_by, Exchange.remember, Skip.output, *vars(Apply).values()]
-    found += [*vars(OtherRuns).values(), *vars(copy_or_share.Loan).values(), current_task, call_user]
+    found += [
+        *vars(Session).values(),
+        *vars(OtherRuns).values(),
+        *vars(copy_or_share.Loan).values(),
+        current_task,
+        call_user,
+    ]
     for function in found:
         if isinstance(function, FunctionType):
             _torch.keep_out_of_graphs(function.__code__)

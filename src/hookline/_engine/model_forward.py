@@ -8,32 +8,30 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
-from functools import partial
 from itertools import compress
+from types import MethodType
 from typing import Any
 
 from torch import nn
 
 from hookline import _why_nothing_passed as why
-from hookline._cache.record import INSIDE_TRANSFORM
+from hookline._cache.record import INSIDE_TRANSFORM, Record
 from hookline._engine import parameter_operations
 from hookline._engine.action import NOTHING, Observer, Skip
 from hookline._engine.capture_action import Save
 from hookline._engine.gradients import following_gradients
 from hookline._engine.stop import STOPPED, run_until
-from hookline._engine.tap import IGNORE, NO_BLOCKS, RAISE, Tap
-from hookline._open_blocks import Blocks, OtherRuns, Session, current_runner, open_blocks, resting
+from hookline._engine.tap import IGNORE, NO_BLOCKS, RAISE, Placement, Tap
+from hookline._open_blocks import Blocks, current_runner, resting
 from hookline._sites.tree import Children, Names, leads_to, replaced_by, way_to
 from hookline._torch import (
     REHEARSAL,
     current_transform,
     frame_at,
     frames,
-    has_compiled,
     has_given_up,
     is_dynamo_loaded,
     is_running,
-    may_be_a_stage,
     microbatch,
     reshard_after_stop,
 )
@@ -48,40 +46,60 @@ _UNFOLLOWED = nullcontext()  # For a forward without hooks at gradients.
 _is, _get = operator.is_, dict.get
 Links = tuple[tuple[list[dict[str, Any]], list[str]], list[Any]]
 UNKNOWN: Links = ([{}], [""]), [object()]  # Never matches, so that everything is looked up again.
-Covered = tuple["Forward", Tap, Any, bool]  # A tap whose shadow was replaced, with its `seen` and `fired`.
+NO_TAPS: dict[Tap, Any] = {}  # Never written to: a dict of its own replaces it before the first entry.
+Covered = tuple["ModelTap", Tap, Any, bool]  # A tap whose shadow was replaced, with its `seen` and `fired`.
 
 
-class Forward(Observer):
-    """The action at the model itself, on behalf of all hooks of one `Hooks`."""
+class ModelTap(Tap):
+    """The tap on the model itself, for all hooks of one `Hooks`. It follows the model's forwards and changes none.
 
-    kind = "forward"
-    owner: Any = None  # The `Lifecycle`, while its hooks are attached: the model keeps it alive.
+    Its only subclass is `Lifecycle`. Every block makes one, so its attributes have defaults and no `__init__`.
+    """
+
+    __slots__ = ()
+
+    action = Observer()
+    path = ""
+    missing = IGNORE
+    record: Record | None = None
+    siblings: Children | None = None
+    acts_in: Blocks | None = None
+    shadow: Placement | MethodType | None = None
+    active = fired = False
+    blocks = NO_BLOCKS
+    order = 0
+    taps: dict[Tap, Any]  # All taps of the `Hooks`, in order.
+    stops: dict[Tap, None] = NO_TAPS  # All of these have to fire before the forward may be ended early.
+    everywhere: dict[Tap, None] = NO_TAPS  # The taps that act everywhere, not only in a block.
+    # The wrapper that replaced a shadow, once it is known whether the wrapper calls the shadow.
+    known_wrappers: dict[Tap, Any] = NO_TAPS
+    is_attached = False  # Whether hooks are attached to the model.
     has_gradients = False
     changes_gradients = False
-    # For the active taps: the dicts and keys that hold their modules and shadows, and the objects last found there.
+    # For the taps that act everywhere: the dicts and keys that hold their modules and shadows, and the objects last
+    # found there.
     links, held = UNKNOWN
     linked: Sequence[Tap | None] = ()  # For each link: the tap of a shadow, None for a module.
     # If there are patterns: the children of each module, and in `sizes` their last known number.
     parents: Sequence[Children] = ()
     sizes: Sequence[int] = ()
 
-    def __init__(self, taps: dict[Tap, Any]) -> None:
-        self.taps = taps  # All taps of the `Hooks`, in order.
-        self.stops: dict[Tap, None] = {}  # All of these have to fire before the forward may be ended early.
-        self.active: dict[Tap, None] = {}  # The taps that act everywhere.
-        # The wrapper that replaced a shadow, once it is known whether the wrapper calls the shadow.
-        self.known_wrappers: dict[Tap, Any] = {}
+    def warn_of_new(self) -> None:
+        """Warn about new modules that match a pattern of these hooks but have none."""
+        raise NotImplementedError
 
-    def follow_active(self, changed: Iterable[Tap]) -> None:
+    def follow_everywhere(self, changed: Iterable[Tap]) -> None:
         """Update the taps that act everywhere. Their modules and shadows are checked before each forward."""
         for tap in changed:
             if not tap.active:
-                self.active.pop(tap, None)
+                self.everywhere.pop(tap, None)
                 self.known_wrappers.pop(tap, None)
-            elif tap not in self.active:
-                self.active[tap] = None
+            elif tap not in self.everywhere:
+                if not self.everywhere:
+                    self.everywhere, self.known_wrappers = {}, {}
+                self.everywhere[tap] = None
                 self.links, self.held = UNKNOWN
-        if not self.active:
+        if not self.everywhere:
             self.links, self.held = UNKNOWN
 
     def is_linked(self) -> bool:
@@ -103,7 +121,7 @@ class Forward(Observer):
 
     def link(self, model: nn.Module) -> tuple[list[Tap], list[Tap]]:
         """Note where everything is. Return taps whose module has left the model, and taps whose shadow was replaced."""
-        taps = list(self.active)  # Another thread may add to `active` meanwhile.
+        taps = list(self.everywhere)  # Another thread may add to them meanwhile.
         lost = departed(taps, model)
         links: list[Any] = [(*link, None) for path in {tap.path for tap in taps} for link in way_to(path, model)]
         shadowed = [tap for tap in taps if tap.shadow is not None and not tap.holders]
@@ -123,25 +141,6 @@ class Forward(Observer):
         """Return the stops that a forward has to reach here, without those at a '#n' that has passed already."""
         stops = [stop for stop in list(self.stops) if stop.acts(opened)]
         return {stop for stop in stops if not (stop.fired and stop.site.call is not None)}
-
-
-class ModelTap(Tap):
-    """The tap of a `Forward`, on the model itself."""
-
-    __slots__ = ()
-
-    action: Forward
-
-    def __init__(self, model: nn.Module, taps: dict[Tap, Any], session: Session) -> None:
-        """Make the tap for a set of hooks. Every block needs one, so this sets only what is read of it."""
-        self.module = model
-        self.action = Forward(taps)
-        self.session = session
-        self.path, self.missing = "", IGNORE
-        self.record = self.siblings = self.acts_in = self.shadow = None
-        self.active = self.fired = False
-        self.blocks = NO_BLOCKS
-        self.order = 0
 
 
 def departed(taps: Iterable[Tap], model: nn.Module) -> list[Tap]:
@@ -166,42 +165,6 @@ def acting_here(around: Iterable[ModelTap], opened: Blocks) -> list[ModelTap]:
     return found
 
 
-def follow_forward(tap: ModelTap, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run the forward of a model for one `Hooks` that acts here: `run_model_forward` without what is rarely needed."""
-    forward, session = tap.action, tap.session
-    is_plain = not (forward.has_gradients or forward.active or forward.parents)
-    if not is_plain or has_compiled() or may_be_a_stage() or current_transform() is not None:
-        run = partial(type(model).forward, model, *args, **kwargs)
-        return run_model_forward((tap,), open_blocks.get(), model, (args, kwargs), run)
-    session.forwards += 1
-    others = session.others.begin()
-    if session.generator is not None:
-        _warn_of_generator(tap)
-    waiting = forward.left(open_blocks.get()) if forward.stops else None
-    token = current_forward.set(RunningForward(model, args, kwargs))
-    try:
-        if waiting:
-            output = run_until(waiting, partial(type(model).forward, model, *args, **kwargs), model)
-        else:
-            output = type(model).forward(model, *args, **kwargs)
-    except StopForward:
-        session.stopped = True
-        raise
-    except BaseException as error:
-        session.fail(error)
-        _note_skips(forward, error)
-        raise
-    finally:
-        others.end()
-        current_forward.reset(token)
-    if output is STOPPED:
-        session.stopped = True
-        if is_running():
-            reshard_after_stop(model, is_over=False)
-        return None
-    return parameter_operations.plain(output) if parameter_operations.in_use else output
-
-
 def run_model_forward(
     around: Iterable[ModelTap], opened: Blocks, model: nn.Module, passed: Arguments, run: Callable[[], Any]
 ) -> Any:
@@ -221,46 +184,39 @@ def _run_followed(following: list[ModelTap], opened: Blocks, run: Callable[[], A
     """Run and count a forward for the taps that follow it. End it early when all their stops are reached."""
     waiting: set[Tap] = set()
     has_gradients = False
-    beside: tuple[OtherRuns, ...] = ()
     covered: list[Covered] = []
     chunk = microbatch()
     if chunk == REHEARSAL:
         with resting():
             return run()
     for tap in following:
-        forward = tap.action
         if current_transform() is not None:
-            _refuse_transforms(forward)
+            _refuse_transforms(tap)
         tap.session.forwards += not chunk or not tap.session.since  # The microbatches of one step are one forward.
         if is_dynamo_loaded() and has_given_up():
             tap.session.gave_up = True
-        if forward.stops:
-            waiting |= forward.left(opened)
+        if tap.stops:
+            waiting |= tap.left(opened)
             _refuse_stage(chunk, waiting)
-        if forward.active and not forward.is_linked() and not forward.is_relinked():
-            covered += _look_through(forward, tap.module)
-        if forward.parents and tap.active and forward.has_grown() and forward.owner is not None:
-            forward.owner.warn_of_new()
-        has_gradients = has_gradients or forward.has_gradients
+        if tap.everywhere and not tap.is_linked() and not tap.is_relinked():
+            covered += _look_through(tap)
+        if tap.parents and tap.active and tap.has_grown() and tap.is_attached:
+            tap.warn_of_new()
+        has_gradients = has_gradients or tap.has_gradients
         if tap.blocks:
-            beside += (tap.session.others.begin(),)
+            tap.session.begin_forward()
             if tap.session.generator is not None:
-                _warn_of_generator(tap)
+                warn_of_generator(tap)
     try:
         with following_gradients() if has_gradients else _UNFOLLOWED:
             output = run_until(waiting, run, following[0].module) if waiting else run()
-    except StopForward:
-        for tap in following:
-            tap.session.stopped = True
-        raise
     except BaseException as error:
         for tap in following:
-            tap.session.fail(error)
-            _note_skips(tap.action, error)
+            note_failure(tap, error)
         raise
     finally:
-        for others in beside:
-            others.end()
+        for tap in following:
+            tap.session.running_on = 0
         if covered:
             covered = _passed_by(covered)
     if output is not STOPPED:
@@ -269,18 +225,28 @@ def _run_followed(following: list[ModelTap], opened: Blocks, run: Callable[[], A
         if covered:
             _warn_of_covered(covered)
         return output
+    note_stop(following)
+    return None
+
+
+def note_stop(following: Sequence[ModelTap]) -> None:
+    """Note that a forward was ended early."""
     for tap in following:
         tap.session.stopped = True
     if is_running():
         reshard_after_stop(following[0].module, is_over=False)
-    return None
 
 
-def _note_skips(forward: Forward, error: BaseException) -> None:
-    """Add a note on skipped modules to an error of the model: the values in place of their results may not fit."""
+def note_failure(model_tap: ModelTap, error: BaseException) -> None:
+    """Note that a forward ends with an exception, or with the signal that ends a forward around it early."""
+    if isinstance(error, StopForward):
+        model_tap.session.stopped = True
+        return
+    model_tap.session.fail(error)
+    # The values in place of the results of skipped modules may not fit.
     skips = [
         (tap.site, tap.action.value)
-        for tap in list(forward.taps)
+        for tap in list(model_tap.taps)
         if isinstance(tap.action, Skip) and tap.skipped_in == tap.session.forwards
     ]
     if not skips or type(error) not in _OF_MODELS:
@@ -293,7 +259,7 @@ def _note_skips(forward: Forward, error: BaseException) -> None:
 
 def _note_backward(output: Any, following: list[ModelTap]) -> None:
     """Note when a backward goes through the model's output, in the sessions that change gradients."""
-    changing = [tap.session for tap in following if tap.action.changes_gradients]
+    changing = [tap.session for tap in following if tap.changes_gradients]
     sessions = [(session, session.forwards) for session in changing]
     if not sessions or current_transform() is not None:
         return
@@ -313,16 +279,17 @@ def _refuse_stage(chunk: int | None, waiting: Iterable[Tap]) -> None:
         raise HooklineError(f"'{tap.site}': a stage of a pipeline has to run to its end; leave stop=True out")
 
 
-def _refuse_transforms(forward: Forward) -> None:
+def _refuse_transforms(model_tap: ModelTap) -> None:
     """Raise if there are captures: values of a torch.func transform are gone after it."""
-    for tap in list(forward.taps):
+    for tap in list(model_tap.taps):
         if isinstance(tap.action, Save):
             raise HooklineError(f"'{tap.site}': {INSIDE_TRANSFORM}")
 
 
-def _look_through(forward: Forward, model: nn.Module) -> list[Covered]:
+def _look_through(model_tap: ModelTap) -> list[Covered]:
     """Warn about active hooks whose module has left its place. Return the taps whose shadow may be bypassed."""
-    lost, covered = forward.link(model)
+    model = model_tap.module
+    lost, covered = model_tap.link(model)
     names = Names(model)
     places = {id(module): name for name, module in names.once()} if lost else {}
     found: list[why.LostModule] = []
@@ -337,8 +304,8 @@ def _look_through(forward: Forward, model: nn.Module) -> list[Covered]:
     for text in why.hooks_left_behind(found):
         warn(text)
     if covered:
-        forward.links, forward.held = UNKNOWN  # Looks again next time, in case this forward fails or is stopped.
-    doubtful = [(forward, tap, tap.seen, tap.fired) for tap in covered]
+        model_tap.links, model_tap.held = UNKNOWN  # Looks again next time, in case this forward fails or is stopped.
+    doubtful = [(model_tap, tap, tap.seen, tap.fired) for tap in covered]
     for tap in covered:
         tap.fired = False  # A compiled graph counts nothing, but sets this when a value passes.
     return doubtful
@@ -348,9 +315,9 @@ def _passed_by(covered: list[Covered]) -> list[Covered]:
     """Return the taps that saw nothing in this forward: the wrapper over their shadow does not call it."""
     found = []
     for one in covered:
-        forward, tap, seen, fired = one
+        model_tap, tap, seen, fired = one
         if tap.fired or tap.seen != seen:
-            forward.known_wrappers[tap] = tap.module.__dict__.get(tap.method)
+            model_tap.known_wrappers[tap] = tap.module.__dict__.get(tap.method)
         else:
             found.append(one)
         tap.fired = tap.fired or fired
@@ -359,14 +326,14 @@ def _passed_by(covered: list[Covered]) -> list[Covered]:
 
 def _warn_of_covered(covered: list[Covered]) -> None:
     """Warn about hooks that saw nothing, because somebody replaced their shadow on the module."""
-    for forward, tap, *_ in covered:
-        forward.known_wrappers[tap] = tap.module.__dict__.get(tap.method)
+    for model_tap, tap, *_ in covered:
+        model_tap.known_wrappers[tap] = tap.module.__dict__.get(tap.method)
     for _, tap, *_ in covered:
         if tap.active and tap.is_covered and tap.missing != IGNORE:
             warn(f"nothing passed '{tap.site}': {why.why_covered(tap)}")
 
 
-def _warn_of_generator(tap: Tap) -> None:
+def warn_of_generator(tap: Tap) -> None:
     """Warn if a generator was suspended inside a block: until it continues, the block acts on everything."""
     generator = tap.session.generator
     if generator is None or generator.runner != current_runner():

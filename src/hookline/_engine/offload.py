@@ -325,6 +325,7 @@ class _Waiting(threading.local):
 
 
 _waiting = _Waiting()
+in_use = False  # Whether this process has ever sent a value.
 
 
 def send(tensor: Tensor, dtype: torch.dtype | None = None) -> Copy | None:
@@ -344,6 +345,8 @@ def send(tensor: Tensor, dtype: torch.dtype | None = None) -> Copy | None:
     stream = raw_stream(index)
     if stream != 0:  # No CUDA graph is ever recorded on the default stream.
         refuse_recording()
+    global in_use
+    in_use = True
     _follow_forks()
     narrow = unexpanded(tensor)
     try:

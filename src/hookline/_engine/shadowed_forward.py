@@ -21,7 +21,9 @@ import inspect
 import operator
 import weakref
 from collections.abc import Callable, Iterable
+from functools import partial
 from sys import getrefcount
+from threading import get_ident
 from types import CodeType, FunctionType, MethodType
 from typing import Any, cast
 
@@ -29,29 +31,34 @@ from torch import Tensor, is_grad_enabled, nn
 from torch.compiler import is_dynamo_compiling
 
 from hookline._cache.record import ticks
-from hookline._engine import call_arguments, compiled, gradients
-from hookline._engine.action import Call, OutputObserver, Skip
+from hookline._engine import call_arguments, compiled, gradients, parameter_operations
+from hookline._engine.action import Call, OutputObserver, Set, Skip
 from hookline._engine.activation_checkpoint import is_replaying
-from hookline._engine.apply_to_part import blame, change_output
+from hookline._engine.apply_to_part import blame, change_nested, explain
 from hookline._engine.call_event import Choices, Event
+from hookline._engine.capture_action import copy_new_on_cuda
 from hookline._engine.functions import EntryTap, Pause, entering
-from hookline._engine.model_forward import ModelTap, follow_forward
+from hookline._engine.model_forward import ModelTap, note_failure, note_stop, run_model_forward, warn_of_generator
 from hookline._engine.run_call import call_of, pass_through, run, run_event
-from hookline._engine.stop import reached
+from hookline._engine.stop import STOPPED, reached, run_until
 from hookline._engine.tap import ChangingTap, HotGradientTap, HotTap, KeepingTap, Tap
 from hookline._engine.unsupported_tracing import refuse_scripting, refuse_tracing
-from hookline._open_blocks import RESTING, Session, open_blocks
+from hookline._open_blocks import RESTING, Session, open_blocks, running_loop
 from hookline._sites.language import Site
 from hookline._torch import (
     MODULE_CALL,
     REPLICATE,
     count_holders,
+    current_transform,
     frame_at,
     frames,
     gradient_hooks,
     graph_task,
+    has_compiled,
+    is_dynamo_loaded,
+    is_pipelining_loaded,
     is_rehearsal,
-    is_traced,
+    is_traced_now,
     lazy_clone,
     recomputations,
     saving_hooks,
@@ -59,7 +66,7 @@ from hookline._torch import (
     variables,
 )
 from hookline._values.containers import private_containers
-from hookline._values.copy_or_share import ALONE, ALONE_IN_MEMORY, is_result
+from hookline._values.copy_or_share import ALONE, ALONE_IN_MEMORY, RunningForward, current_forward, is_result
 from hookline._values.nested import Arguments
 
 
@@ -134,25 +141,33 @@ def hot_path(held: HotTap) -> Any:
         if tap.acts_in is not _open_blocks() or self is not tap.module or graph_task() != -1:
             return _otherwise(tap, self, args, kwargs)
         stamp = next(ticks)
-        output = type(self).forward(self, *args, **kwargs)  # Looked up now: lazy modules change their class.
+        # The forward is looked up now: lazy modules change their class. Python calls it faster with plain arguments.
+        if len(args) == 1 and not kwargs:
+            output = type(self).forward(self, args[0])
+        else:
+            output = type(self).forward(self, *args, **kwargs)
         if tap.shadow is None:  # Detached while the module ran.
             return output
         tap.fired = True
         record = tap.record
         action = tap.action
         number, version = tap.session.forwards, -1
+        value: Any
         try:
             is_tensor = type(output) is Tensor
             # Copy on write only if nobody else holds the output or its memory: see _values/copy_or_share.py.
             if (
                 is_tensor
                 and action.copies_on_write
-                and output.is_cpu
                 and getrefcount(output) == ALONE
                 and not output.is_quantized
                 and (count_holders(output.untyped_storage()._cdata) == ALONE_IN_MEMORY or is_result(output))
             ):
-                value = lazy_clone(output.detach() if output.requires_grad else output)
+                if output.is_cpu:
+                    value = lazy_clone(output.detach() if output.requires_grad else output)
+                else:
+                    copied = copy_new_on_cuda(output) if output.is_cuda and action.copies_on_device else None
+                    value = action.keep(output, None, True) if copied is None else copied
             elif is_tensor and action.refers:
                 value = output.detach()  # Even if it has no graph yet: an autograd.Function may attach it to one later.
                 version = value._version
@@ -199,7 +214,7 @@ def hot_gradient_path(held: HotGradientTap) -> Any:
             or graph_task() != -1
         ):
             return _otherwise(tap, self, args, kwargs)
-        if is_traced():
+        if is_traced_now():
             refuse_tracing()
         # Without gradients, perhaps in a checkpoint (see call_event.py), or not called by the model (see `run_event`).
         if not is_grad_enabled() or saving_hooks(True) is not None or gradients.is_outermost():
@@ -235,15 +250,24 @@ def changing_path(held: ChangingTap) -> Any:
             return compiled.run_hot_traced(tap, self, args, kwargs, _otherwise_uncompiled)
         if tap.acts_in is not _open_blocks() or self is not tap.module or graph_task() != -1:
             return _otherwise(tap, self, args, kwargs)
-        if is_traced() or recomputations():  # A checkpoint: see call_event.py.
+        if is_traced_now() or recomputations():  # A checkpoint: see call_event.py.
             return run(shadow_for(tap), self, args, kwargs)
         number = tap.count
         tap.count = number + 1
         output = type(self).forward(self, *args, **kwargs)
         if tap.shadow is None:  # Detached while the module ran.
             return output
-        own = {} if type(output) is Tensor else private_containers(output)
-        return change_output(tap, output, call_of(tap, tap.site, self, (args, kwargs), number, {}), own)
+        if type(output) is not Tensor or tap.action.gathering is not None or parameter_operations.in_use:
+            call = call_of(tap, tap.site, self, (args, kwargs), number, {})
+            return change_nested(tap, output, call, private_containers(output))
+        tap.fired = True
+        try:
+            if isinstance(tap.action, Set):
+                return tap.action(output, None, True)
+            is_new = getrefcount(output) == ALONE and is_result(output)
+            return tap.action(output, call_of(tap, tap.site, self, (args, kwargs), number, {}), True, is_new)
+        except Exception as error:
+            explain(tap, output, tap.site, error)
 
     return forward
 
@@ -262,7 +286,7 @@ def keeping_path(held: KeepingTap) -> Any:
         acts = tap.acts_in is opened and (stop is None or stop.acts_in is opened)
         if not acts or self is not tap.module or graph_task() != -1:
             return _otherwise(tap, self, args, kwargs)
-        if is_traced():
+        if is_traced_now():
             refuse_tracing()
         stamp = next(ticks)
         output = type(self).forward(self, *args, **kwargs)
@@ -277,7 +301,10 @@ def keeping_path(held: KeepingTap) -> Any:
 
 
 def model_path(held: ModelTap) -> Any:
-    """Make the function that replaces the forward of a model whose only tap is a `ModelTap`. See `hot_path`."""
+    """Make the function that replaces the forward of a model whose only tap is a `ModelTap`. See `hot_path`.
+
+    It is `run_model_forward` for one `Hooks`, without what is rarely needed.
+    """
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         tap = held
@@ -285,9 +312,42 @@ def model_path(held: ModelTap) -> Any:
             return compiled.run_model_traced(tap, self, args, kwargs, _otherwise_uncompiled)
         if tap.acts_in is not _open_blocks() or self is not tap.module or graph_task() != -1:
             return _otherwise(tap, self, args, kwargs)
-        if is_traced():
+        if is_traced_now():
             refuse_tracing()
-        return follow_forward(tap, self, args, kwargs)
+        if (
+            tap.has_gradients
+            or tap.everywhere
+            or tap.parents
+            or (is_dynamo_loaded() and has_compiled())
+            or is_pipelining_loaded()
+            or current_transform() is not None
+        ):
+            run = partial(type(self).forward, self, *args, **kwargs)
+            return run_model_forward((tap,), _open_blocks(), self, (args, kwargs), run)
+        session = tap.session
+        session.forwards += 1
+        if session.running_on or running_loop() is not None:
+            session.begin_forward()
+        else:
+            session.running_on = get_ident()
+        if session.generator is not None:
+            warn_of_generator(tap)
+        waiting = tap.left(_open_blocks()) if tap.stops else None
+        token = current_forward.set(RunningForward(self, args, kwargs))
+        try:
+            if waiting:
+                output = run_until(waiting, partial(type(self).forward, self, *args, **kwargs), self)
+            else:
+                output = type(self).forward(self, *args, **kwargs)
+        except BaseException as error:
+            note_failure(tap, error)
+            raise
+        finally:
+            session.running_on = 0
+            current_forward.reset(token)
+        if output is STOPPED:
+            return note_stop((tap,))
+        return parameter_operations.plain(output) if parameter_operations.in_use else output
 
     return forward
 
@@ -302,7 +362,9 @@ def keep_output(tap: HotTap, output: Any, stamp: int, is_new: bool) -> None:
     except Exception as error:
         value = _keep_otherwise(tap, output, error)
     record, number = tap.record, tap.session.forwards
-    if record.order and record.keep == 1 and record.seen < number and record.stamp < stamp:  # See `hot_path`.
+    if not record.order:
+        record.order = next(ticks)
+    if record.keep == 1 and record.seen < number and record.stamp < stamp:  # See `hot_path`.
         record.value = value
         record.version = -1
         record.stamp = stamp
@@ -483,7 +545,7 @@ class Shadow:
     def _group(self, tap: Tap, untraceable: set[Tap]) -> int:
         """Return the number of the tap's group in `_groups`, and prepare the shadow for a call with this tap."""
         if isinstance(tap, ModelTap):
-            number, is_traceable = 0, not tap.action.stops
+            number, is_traceable = 0, not tap.stops
         elif isinstance(tap.action, Pause):
             return 1
         elif isinstance(tap, EntryTap):
@@ -523,7 +585,7 @@ class Shadow:
             self.leave()
             return None
         last: Tap = next(group[0] for group in groups if group)
-        if number == 1 and type(last) in HOT_PATHS and self.is_untouched:
+        if number == 1 and last.make_shadow is not None and self.is_untouched:
             return last
         self._set(tuple(groups), self.untraceable - {tap})
         alike = self.doing.get(tap.purpose, []) if self.doing is not None else []
@@ -722,12 +784,9 @@ _KEEPING_CODE = keeping_path(cast("KeepingTap", GONE)).__code__
 # Plus a copy for each class, if dynamo is in use.
 HOT_CODES = {_HOT_CODE, _GRADIENT_CODE, _MODEL_CODE, _CHANGING_CODE, _KEEPING_CODE}
 _CODES = {_SHADOW_CODE, _METHOD_CODE}
-# How to make the shadow of a module whose only tap is of this class.
-HOT_PATHS: dict[type, Callable[..., Any]] = {
-    HotTap: hot_path,
-    HotGradientTap: hot_gradient_path,
-    ChangingTap: changing_path,
-    KeepingTap: keeping_path,
-    ModelTap: model_path,
-}
+HotTap.make_shadow = staticmethod(hot_path)
+HotGradientTap.make_shadow = staticmethod(hot_gradient_path)
+ChangingTap.make_shadow = staticmethod(changing_path)
+KeepingTap.make_shadow = staticmethod(keeping_path)
+ModelTap.make_shadow = staticmethod(model_path)
 _PASSING = pass_through.__code__

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
-from functools import cached_property
 from types import MethodType
 from typing import Any, NoReturn, Protocol
 
@@ -15,10 +14,18 @@ from hookline._cache.record import EMPTY, GradientRecord, Record
 from hookline._engine.action import Action, Apply, Call, KeepingAction, Set
 from hookline._engine.capture_action import Save
 from hookline._open_blocks import RESTING, Blocks, Rest, Session, acting
-from hookline._sites.language import Alternatives, Site, alternatives_of, is_pattern, match_name, write_subscripts
+from hookline._sites.language import (
+    Alternatives,
+    Site,
+    SiteOnDemand,
+    alternatives_of,
+    is_pattern,
+    match_name,
+    write_subscripts,
+)
 from hookline._sites.members import Holders
-from hookline._sites.resolve import Found
-from hookline._sites.tree import Children, Named
+from hookline._sites.resolve import Found, Modules
+from hookline._sites.tree import Children
 from hookline._torch import cell_content
 from hookline._values import copy_or_share
 from hookline._values.nested import STAR, expand, leaves
@@ -102,7 +109,8 @@ class Tap:
     order: int  # Taps of one module act in this order.
     fired: bool
     missing: str  # What happens when nothing passes here.
-    port = "output"  # The port of a `HotTap` or `HotGradientTap`: see `site`.
+    site = SiteOnDemand()
+    port = "output"  # The port of the taps that `plain_taps` makes.
     is_hot = False  # Whether it is a `HotTap`.
     is_traceable = False  # Whether dynamo can trace it on its hot path, if it can trace its action.
     beside: Tap | None = None  # The tap that shares its hot shadow: see `hot_gradient_path` and `keeping_path`.
@@ -127,6 +135,9 @@ class Tap:
     hint = ""  # The likely reason for the problem, and what to write instead.
     misses = 0  # How often its subscripts selected nothing, since the hooks were attached or entered.
     helpers: list[Tap] | None = None  # The taps at other places that it needs: see functions.py.
+    # Makes the function that shadows the forward if this is the module's only tap: see shadowed_forward.py. None if
+    # there is no such function.
+    make_shadow: Callable[..., Any] | None = None
     # Attaches taps for a while, for a recomputation in which they are detached. Set in attach.py, which imports this.
     attach_for_now: Callable[[list[Tap]], AbstractContextManager[None]]
     counts: dict[str, int] | None = None  # How often each operation on its parameter ran, in this forward.
@@ -164,11 +175,6 @@ class Tap:
         self.holders = holders
         self.is_inside = False
         self.path = self.site.path.rpartition(".")[0]
-
-    @cached_property
-    def site(self) -> Site:
-        """The site of the tap. For a `HotTap` it is made when first asked for, which is rare."""
-        return Site(self.path, self.port)
 
     @property
     def is_gradient(self) -> bool:
@@ -288,10 +294,14 @@ class Tap:
         return record.family[site]
 
 
-def tap_at(place: Found, action: Action, session: Session, name: str = "", group: object = None) -> Tap:
+def tap_at(
+    place: Found, action: Action, session: Session, name: str = "", group: object = None, kind: type[Tap] | None = None
+) -> Tap:
     """Make a tap at a place in a model."""
-    tap = Tap(place.site, place.module, action, session, place.exact, name)
+    tap = (kind or Tap)(place.site, place.module, action, session, place.exact, name)
     tap.siblings, tap.group = place.siblings, group
+    if kind is ChangingTap and action.gathering is not None:
+        tap.is_traceable = not action.gathering.alike
     if place.holders:
         tap.hold(place.holders)
     return tap
@@ -305,12 +315,9 @@ class ChangingTap(Tap):
 
     __slots__ = ()
 
+    is_gradient = False
+    is_traceable = True
     action: Set | Apply
-
-    def __init__(self, place: Found, action: Set | Apply, session: Session, name: str, group: object) -> None:
-        super().__init__(place.site, place.module, action, session, place.exact, name)
-        self.siblings, self.group = place.siblings, group
-        self.is_traceable = action.gathering is None or not action.gathering.alike
 
 
 class HotTap(Tap):
@@ -336,6 +343,14 @@ class KeepingTap(HotTap):
     is_traceable = False
 
 
+class StopTap(Tap):
+    """A stop at the whole output of a module. It may share the shadow of a `KeepingTap`: see `keeping_path`."""
+
+    __slots__ = ()
+
+    is_gradient = False
+
+
 class HotGradientTap(Tap):
     """A tap at the gradient of the whole output of every call of a module, whose record keeps the latest one.
 
@@ -350,56 +365,59 @@ class HotGradientTap(Tap):
     record: Record
 
 
-def keeping_taps(
-    places: Iterable[Named], exact: bool, action: KeepingAction, session: Session, name: str = "", keep: int | None = 1
+def plain_taps(
+    found: Iterable[Modules],
+    action: Action,
+    session: Session,
+    name: str = "",
+    kind: type[Tap] | None = None,
+    keep: int | None = 1,
 ) -> list[Tap]:
-    """Make a `KeepingTap` for each of these modules."""
-    taps: list[Tap] = []
-    for path, module, siblings in places:
-        site = Site(path)
-        tap = KeepingTap(site, module, action, session, exact, name)
-        tap.siblings = siblings
-        tap.record = Record(site, keep)
-        taps.append(tap)
-    return taps
-
-
-def hot_taps(
-    places: Iterable[Named], exact: bool, action: KeepingAction, session: Session, name: str = "", port: str = "output"
-) -> list[Tap]:
-    """Make a `HotTap` for each of these modules, or a `HotGradientTap` for the port "grad_output".
+    """Make a tap at the whole output of each of these modules, or at its gradient for the port "grad_output".
 
     There may be thousands, so this loop sets attributes without a call for each tap. It sets the same ones as
-    `Tap.__init__` and `Record.__init__`, but for two that are set before anybody reads them: keep the three in step.
+    `Tap.__init__` and `Record.__init__`, but for the site, which is made when it is asked for, and for two that are set
+    before anybody reads them: keep the three in step.
+
+    Args:
+        kind: The class of the taps. The default is `HotTap`, or `HotGradientTap` for a gradient.
+        keep: How many calls the records of captures keep; None for all.
     """
     new = object.__new__
-    kind, kind_of_record = _HOT[port]
-    missing = RAISE if exact else WARN
     taps: list[Tap] = []
-    for path, module, siblings in places:
-        tap = new(kind)
-        tap.path = path
-        tap.module = module
-        tap.siblings = siblings
-        tap.action = action
-        tap.session = session
-        tap.shadow = None
-        tap.missing = missing
-        tap.active = tap.fired = False
-        tap.blocks = NO_BLOCKS
-        tap.record = record = new(kind_of_record)
-        record.path = path
-        record.value = EMPTY
-        record.stamp = record.seen = record.version = -1
-        record.count = record.order = 0
-        taps.append(tap)
-        if name:
-            tap.name = name
+    for places, exact, port in found:
+        made, kind_of_record = _HOT[port] if kind is None else (kind, Record if kind is KeepingTap else None)
+        missing = RAISE if exact else WARN if action.observes else TOGETHER
+        for path, module, siblings in places:
+            tap = new(made)
+            tap.path = path
+            tap.module = module
+            tap.siblings = siblings
+            tap.action = action
+            tap.session = session
+            tap.shadow = None
+            tap.missing = missing
+            tap.active = tap.fired = False
+            tap.blocks = NO_BLOCKS
+            taps.append(tap)
+            if name:
+                tap.name = name
+            if kind_of_record is None:
+                tap.record = None
+                continue
+            tap.record = record = new(kind_of_record)
+            record.path = path
+            record.value = EMPTY
+            record.stamp = record.seen = record.version = -1
+            record.count = record.order = 0
+            if keep != 1:
+                record.keep = keep
+                record.calls = []
     return taps
 
 
 # The classes of the tap and its record, for each port.
-_HOT: dict[str, tuple[type[HotTap | HotGradientTap], type[Record]]] = {
+_HOT: dict[str, tuple[type[Tap], type[Record] | None]] = {
     "output": (HotTap, Record),
     "grad_output": (HotGradientTap, GradientRecord),
 }

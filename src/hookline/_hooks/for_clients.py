@@ -22,11 +22,11 @@ from torch import nn
 from hookline._engine.action import Apply, Call, Observer, OutputObserver, Set, Skip
 from hookline._engine.attach import attached_for_now, taps_on
 from hookline._engine.call_arguments import bind, parameters_of
-from hookline._engine.tap import IGNORE, TOGETHER, WARN, Tap, hot_taps, tap_at
+from hookline._engine.tap import IGNORE, TOGETHER, WARN, Tap, plain_taps, tap_at
 from hookline._hooks.hooks import PLAIN, Hook, Hooks
 from hookline._open_blocks import Session, Token, not_left, open_blocks
 from hookline._sites.language import Site
-from hookline._sites.resolve import Found
+from hookline._sites.resolve import Found, Modules
 from hookline._why_nothing_passed import ran_elsewhere
 
 _to_front = itertools.count(-1, -1)
@@ -56,7 +56,9 @@ def add_observers(hooks: Hooks, places: Iterable[tuple[Found, Observer]]) -> Non
     session, taps = hooks._lifecycle.session, list[Tap]()
     for place, observer in places:
         if place.site[1:] == PLAIN and isinstance(observer, OutputObserver):
-            tap = hot_taps([(place.site.path, place.module, place.siblings)], False, observer, session)[0]
+            tap = plain_taps(
+                [Modules([(place.site.path, place.module, place.siblings)], False, "output")], observer, session
+            )[0]
         else:
             tap = tap_at(place, observer, session)
         tap.missing = WARN if place.exact else IGNORE
@@ -90,7 +92,7 @@ class Ran(NamedTuple):
 def what_ran(hooks: Hooks) -> Ran:
     """Return what ran since these hooks were last entered."""
     lifecycle, session = hooks._lifecycle, hooks._lifecycle.session
-    elsewhere = ran_elsewhere(lifecycle.model) if session.others.ran else ""
+    elsewhere = ran_elsewhere(lifecycle.module) if session.others.ran else ""
     return Ran(session.any_forward, session.ran, session.failed > 0, elsewhere)
 
 

@@ -7,6 +7,7 @@ check right below. The short form `hl.capture` takes its parameters from `Hooks.
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
@@ -27,17 +28,18 @@ from hookline._engine.tap import (
     RAISE,
     WARN,
     ChangingTap,
+    KeepingTap,
+    StopTap,
     Tap,
-    hot_taps,
-    keeping_taps,
+    plain_taps,
     tap_at,
 )
-from hookline._hooks.lifecycle import GENERATOR, Lifecycle, OpenBlock, Owner, yielding
+from hookline._hooks.lifecycle import GENERATOR, Lifecycle, OpenBlock, yielding
 from hookline._open_blocks import Blocks, open_blocks
 from hookline._option_checks import bytes_of, device_here, dtype_of, refuse_flags, refuse_flags_or_none, refuse_texts
 from hookline._sites.language import Site, matches_name
 from hookline._sites.resolve import Found, Modules, Where, find_modules, find_places
-from hookline._sites.tree import Names, refuse_other_model, unwrap
+from hookline._sites.tree import refuse_other_model, unwrap
 from hookline._tables import Table, Tabular, count
 from hookline._torch import frame_at, is_running
 from hookline._why_nothing_passed import why_none_returned
@@ -177,10 +179,10 @@ class Hooks(Tabular):
         self._model = model
         self._active = active
         self._cache = cache = Cache()
-        cache._names = Names(model)
+        cache._model = weakref.ref(model)
         self._lifecycle = lifecycle = Lifecycle(model, cache._session)
         self._open: dict[OpenBlock, None] = {}
-        self._owners = Owner(lifecycle), Owner(lifecycle)
+        lifecycle.notice_end_of(self)
 
     @property
     def model(self) -> nn.Module:
@@ -253,13 +255,20 @@ class Hooks(Tabular):
         """Capture whole outputs, or their gradients, without options: the usual case. Return False for all others."""
         found = find_modules(self._model, where) if where and not is_running() else None
         if found is not None:
-            self._capture_modules(found, USUAL_SAVE, "", where)
+            self._add_captures(plain_taps(found, USUAL_SAVE, self._lifecycle.session), where)
         return found is not None
 
     def _capture(self, where: tuple[Where, ...], action: Save, calls: int | None, name: str, stop: bool) -> Cache:
-        found = find_modules(self._model, where) if calls == 1 and action.is_plain and not stop else None
-        if found is not None:
-            return self._capture_modules(found, action, name, where)
+        found = find_modules(self._model, where) if action.is_plain else None
+        is_output = found is not None and all([modules.port == "output" for modules in found])
+        if found is not None and (is_output or (calls == 1 and not stop)):
+            kind = None if calls == 1 and not stop else KeepingTap
+            session = self._lifecycle.session
+            self._add_captures(plain_taps(found, action, session, name, kind, calls), where)
+            if stop:
+                _refuse_stop(self._model, (), action.options.detach)
+                self._add(plain_taps(found, Stop(), session, name, StopTap))
+            return self._cache
         places = find_places(self._model, where)
         if stop:
             _refuse_stop(self._model, [place.site for place in places], action.options.detach)
@@ -268,34 +277,35 @@ class Hooks(Tabular):
             self._add(self._stops(places, name))
         return self._cache
 
-    def _capture_modules(self, found: list[Modules], action: Save, name: str, asked: tuple[Where, ...]) -> Cache:
-        taps: list[Tap] = []
-        for modules, exact, port in found:
-            taps += hot_taps(modules, exact, action, self._lifecycle.session, name, port)
-        return self._add_captures(taps, asked)
-
     def patch(self, values: Mapping[Any, Any], name: str = "", check: bool = True) -> Hooks:
         """Replace the values that pass at these places with given ones: `{site: value}`, or a cache.
 
         Args:
             check: Raise if a value does not fit. With False, any object can replace any other.
         """
-        _refuse_model(self._model, values, "patch")
-        if not isinstance(values, Mapping):
+        return self._narrow(self._patch(values, name, check))
+
+    def _patch(self, values: Mapping[Any, Any], name: str = "", check: bool = True) -> list[Tap]:
+        model = self._model
+        _refuse_model(model, values, "patch")
+        if type(values) is not dict and not isinstance(values, Mapping):
             raise EditError(f"patch takes a mapping, as in {{'h.0': 0.0}}, or a Cache, not {type(values).__name__}")
         if not values:
             raise EditError(
                 f"patch what? This {type(values).__name__} is empty; give values, as in patch({{site: value}})"
             )
-        refuse_flags(check=check)
-        refuse_texts(name=name)
+        if check is not True or name != "":
+            refuse_flags(check=check)
+            refuse_texts(name=name)
         if isinstance(values, Cache):
             refuse_several_calls(values)
-        model = self._model
-        made = [Set(one, check, number_tensor(one, model), gathering_of(model, True)) for one in values.values()]
+        gathering = gathering_of(model, True)
+        made = [Set(one, check, number_tensor(one, model), gathering) for one in values.values()]
+        if len(made) == 1:
+            (where,) = values
+            return self._add(self._change(where, made[0], name), values)
         places = [find_places(model, [where]) for where in values]
-        if len(places) > 1:
-            _refuse_replaced(values, places)
+        _refuse_replaced(values, places)
         actions = zip(places, made, strict=True)
         return self._add([tap for found, action in actions for tap in self._make(found, action, name)], values)
 
@@ -319,6 +329,18 @@ class Hooks(Tabular):
             gather: Gather values that are sharded over ranks, and shard the result again. False passes this rank's
                 part.
         """
+        return self._narrow(self._edit(where, function, name, with_call, check, clone, gather))
+
+    def _edit(
+        self,
+        where: Where,
+        function: Callable[..., Any],
+        name: str = "",
+        with_call: bool = False,
+        check: bool = True,
+        clone: bool | None = None,
+        gather: bool = True,
+    ) -> list[Tap]:
         if function is NOTHING:
             raise EditError(
                 "edit takes a place and a function of the value, as in edit('h.0', torch.relu); "
@@ -327,11 +349,12 @@ class Hooks(Tabular):
         _refuse_model(self._model, where, "edit", is_place=callable(function))
         if not callable(function):
             raise EditError(f"edit takes a function of the value, not {type(function).__name__}; patch puts values in")
-        refuse_flags(with_call=with_call, check=check, gather=gather)
-        refuse_texts(name=name)
-        refuse_flags_or_none(clone=clone)
+        if not (with_call is False and check is True and clone is None and gather is True and name == ""):
+            refuse_flags(with_call=with_call, check=check, gather=gather)
+            refuse_texts(name=name)
+            refuse_flags_or_none(clone=clone)
         action = Apply(function, with_call, check, clone, gathering_of(self._model, gather))
-        return self._add(self._make(find_places(self._model, [where]), action, name), [where])
+        return self._add(self._change(where, action, name), [where])
 
     def skip(self, where: Where, value: Any = NOTHING, name: str = "", check: bool = True) -> Hooks:
         """Don't run these modules. Each returns its first argument, or `value` if there is one.
@@ -348,13 +371,15 @@ class Hooks(Tabular):
         for place in places:
             _refuse_skip(place.site)
         if not isinstance(value, Cache):
-            return self._add(self._make(places, Skip(value, check), name), [where])
+            return self._narrow(self._add(self._make(places, Skip(value, check), name), [where]))
         refuse_several_calls(value, *(place.site for place in places))
         given, group = [(place, value[place.site]) for place in places], object()
         # A value that is not a tensor, such as None, is not checked: the module has returned it before.
         actions = [(place, Skip(one, check and isinstance(one, Tensor))) for place, one in given]
         session = self._lifecycle.session
-        return self._add([tap_at(place, action, session, name, group) for place, action in actions], [where])
+        return self._narrow(
+            self._add([tap_at(place, action, session, name, group) for place, action in actions], [where])
+        )
 
     def stop_after(self, *where: Where, name: str = "") -> Hooks:
         """End the forward once all these places have fired. The model's call returns None."""
@@ -364,7 +389,7 @@ class Hooks(Tabular):
         places = find_places(self._model, where)
         if any(place.site.is_gradient for place in places):
             raise SiteError("a forward can't wait for a gradient, which comes after it")
-        return self._add(self._stops(places, name), where)
+        return self._narrow(self._add(self._stops(places, name), where))
 
     def __getitem__(self, name: str) -> Hooks:
         chosen = [tap for tap in self._taps if tap.name == name]
@@ -434,10 +459,11 @@ class Hooks(Tabular):
             return self._model(*args, **kwargs)
 
     def __enter__(self) -> Cache:
-        self._open[self._lifecycle.enter(self._taps, renew=self._brief)] = None
+        lifecycle, chosen = self._lifecycle, self._chosen
+        self._open[lifecycle.enter(list(lifecycle.taps) if chosen is None else self._taps, renew=self._brief)] = None
         opener = frame_at(1)
         if opener.f_code.co_flags & GENERATOR:
-            self._lifecycle.session.generator = yielding(opener)
+            lifecycle.session.generator = yielding(opener)
         return self._cache
 
     @Exit
@@ -445,9 +471,16 @@ class Hooks(Tabular):
         self, kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
     ) -> None:
         lifecycle = self._lifecycle
-        if isinstance(error, (TypeError, AttributeError)) and lifecycle.session.stopped and "None" in str(error):
-            add_note(error, why_none_returned(type(lifecycle.model).__name__))
-        blocks = self._still_open()
+        if (
+            error is not None
+            and isinstance(error, (TypeError, AttributeError))
+            and lifecycle.session.stopped
+            and "None" in str(error)
+        ):
+            add_note(error, why_none_returned(type(lifecycle.module).__name__))
+        blocks = list(self._open)
+        if len(blocks) != 1 or blocks[0] not in lifecycle.opened:
+            blocks = self._still_open()
         if not blocks:
             return
         block = blocks[-1]
@@ -461,7 +494,7 @@ class Hooks(Tabular):
         """Return the blocks of `with hooks` that are still open, and forget the others."""
         found = list(self._open)
         for block in found:
-            if block not in self._lifecycle.blocks:
+            if block not in self._lifecycle.opened:
                 self._open.pop(block, None)  # Another thread may have removed it already.
                 found = list(self._open)
         return found
@@ -514,14 +547,23 @@ class Hooks(Tabular):
 
     def _make(self, places: list[Found], action: Action, name: str) -> list[Tap]:
         group, session = object(), self._lifecycle.session
-        if not isinstance(action, (Set, Apply)):
-            return [tap_at(place, action, session, name, group) for place in places]
+        plain = ChangingTap if isinstance(action, (Set, Apply)) else StopTap if isinstance(action, Stop) else None
         return [
-            ChangingTap(place, action, session, name, group)
-            if place.site[1:] == PLAIN
-            else tap_at(place, action, session, name, group)
-            for place in places
+            tap_at(place, action, session, name, group, plain if place.site[1:] == PLAIN else None) for place in places
         ]
+
+    def _change(self, where: Where, action: Set | Apply, name: str) -> list[Tap]:
+        """Make the taps of a change. Whole outputs of modules are the usual case, and the fastest."""
+        found = find_modules(self._model, (where,))
+        if found is None or any([modules.port != "output" for modules in found]):
+            return self._make(find_places(self._model, [where]), action, name)
+        taps = plain_taps(found, action, self._lifecycle.session, name, ChangingTap)
+        group = object()
+        for tap in taps:
+            tap.group = group
+            if action.gathering is not None:
+                tap.is_traceable = not action.gathering.alike
+        return taps
 
     def _stops(self, places: list[Found], name: str) -> list[Tap]:
         taps = self._make(places, Stop(), name)
@@ -533,15 +575,14 @@ class Hooks(Tabular):
         return taps
 
     def _capture_at(self, place: Found, action: Save, calls: int | None, name: str, stop: bool) -> Tap:
-        if action.is_plain and place.site[1:] == PLAIN:
-            module, session = (place.site.path, place.module, place.siblings), self._lifecycle.session
+        session = self._lifecycle.session
+        if action.is_plain and place.site[1:] in (PLAIN, PLAIN_GRADIENT):
+            modules = Modules([(place.site.path, place.module, place.siblings)], place.exact, place.site.port)
             if calls == 1 and not stop:
-                return hot_taps([module], place.exact, action, session, name)[0]
-            return keeping_taps([module], place.exact, action, session, name, calls)[0]
-        if calls == 1 and action.is_plain and place.site[1:] == PLAIN_GRADIENT:
-            module, session = (place.site.path, place.module, place.siblings), self._lifecycle.session
-            return hot_taps([module], place.exact, action, session, name, "grad_output")[0]
-        tap = tap_at(place, action, self._lifecycle.session, name)
+                return plain_taps([modules], action, session, name)[0]
+            if modules.port == "output":
+                return plain_taps([modules], action, session, name, KeepingTap, calls)[0]
+        tap = tap_at(place, action, session, name)
         tap.record = Record(place.site, calls)
         if tap.star or tap.is_family:
             tap.record.family = {}
@@ -551,7 +592,7 @@ class Hooks(Tabular):
         if self._lifecycle.taps:
             self._refuse_captured(taps)
         self._lifecycle.add(taps, self._active, self._brief, asked)
-        self._cache._asked += filter(None, [tap.record for tap in taps])
+        self._cache._asked += [tap.record for tap in taps if tap.record is not None]
         return self._cache
 
     def _refuse_captured(self, taps: list[Tap]) -> None:
@@ -563,9 +604,9 @@ class Hooks(Tabular):
                     f"'{tap.site}' is captured by these hooks already; use a second Hooks, or remove that one"
                 )
 
-    def _add(self, taps: list[Tap], asked: Iterable[Where] = ()) -> Hooks:
+    def _add(self, taps: list[Tap], asked: Iterable[Where] = ()) -> list[Tap]:
         self._lifecycle.add(taps, self._active, self._brief, asked)
-        return self._narrow(taps)
+        return taps
 
 
 def _calls_of(keep: str | int) -> int | None:

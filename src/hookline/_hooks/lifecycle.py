@@ -8,7 +8,7 @@ costs nothing, and the end of a block leaves the model as it was found.
 | is extended, activated, paused | `add`, `activate`, `deactivate`, `remove` |
 | acts in a block | `enter` opens an `OpenBlock`, `leave` closes it and reports what did not fire (diagnose.py) |
 | is on the model | `_wire` attaches and detaches its taps, `_follow` watches the model's forwards meanwhile |
-| is freed | an `Owner` notices that nothing holds the `Hooks` any more, and `drop`s all hooks |
+| is freed | `_when_freed` is called when nothing holds the `Hooks` any more, and `drop`s all hooks |
 | is copied by a fork | `leave_all` takes all hooks off in the child process |
 """
 
@@ -24,6 +24,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from functools import cache
 from types import FrameType
+from typing import Any
 
 from torch import nn
 
@@ -31,7 +32,7 @@ from hookline import _why_nothing_passed as why
 from hookline._cache.record import EMPTY, Record
 from hookline._engine import offload
 from hookline._engine.action import Stop
-from hookline._engine.attach import attach, copy_as_before, detach, forget_locks, model_taps
+from hookline._engine.attach import attach, detach, forget_locks, model_taps
 from hookline._engine.capture_action import Save
 from hookline._engine.model_forward import ModelTap
 from hookline._engine.tap import NO_BLOCKS, RAISE, HotTap, Tap
@@ -47,14 +48,25 @@ from hookline._open_blocks import (
     close_block,
     current_runner,
     follow_collector,
+    left_blocks,
+    no_model,
     not_left,
     open_blocks,
     overlap,
 )
 from hookline._sites.language import Site
 from hookline._sites.resolve import Where
-from hookline._sites.tree import unwrap
-from hookline._torch import Line, frames, has_compiled, is_any_compiled, user_line
+from hookline._sites.tree import is_at, unwrap
+from hookline._torch import (
+    Line,
+    frames,
+    has_compiled,
+    is_any_compiled,
+    is_dynamo_loaded,
+    is_traced_by_fx,
+    is_traced_now,
+    user_line,
+)
 from hookline.errors import HooklineError, warn
 
 NO_HOOKS = "there are no hooks here: they were removed, or none were added"
@@ -63,7 +75,6 @@ _DRIVERS = ("contextlib", "_pytest", "pytest_asyncio", "anyio", "pluggy")
 
 _order = itertools.count(1)
 _living: dict[int, Callable[[], Lifecycle | None]] = {}  # Every lifecycle that has hooks on a model now, held weakly.
-_ONLY_HOT = {HotTap}
 
 
 class OpenBlock(Token):
@@ -73,11 +84,14 @@ class OpenBlock(Token):
     grads: Gradients | None = None  # The parameters' gradients when the block was entered.
     hides_values = False  # Whether values of an earlier block are hidden until new ones come.
     restores = False
+    before: list[tuple[Tap, bool, int, bool]] = []  # noqa: RUF012  # Replaced, never extended.
+    session_before = 0, 0
 
     def __init__(self, taps: list[Tap], session: Session, brief: bool) -> None:
-        self.taps, self.model = taps, session.model
-        self.session_before = session.began, session.failed
-        self.before: list[tuple[Tap, bool, int, bool]] = []
+        self.taps = taps
+        self.model = session.model
+        if session.forwards:
+            self.session_before = session.began, session.failed
         if not brief or taps[0].blocks:  # A short form has nothing to restore, unless it is entered again in its block.
             self.restores = True
             self.before = [(tap, tap.active, tap.count, tap.fired) for tap in taps]
@@ -107,45 +121,48 @@ class Asked:
         self.where, self.left = list(where), left
 
 
-class Lifecycle:
-    """The taps of one `Hooks`, in order, and their open blocks. It holds no reference to the `Hooks`."""
+class Lifecycle(ModelTap):
+    """The taps of one `Hooks`, in order, and their open blocks. It holds no reference to the `Hooks`.
+
+    It is itself the tap on the model. While hooks are attached, the model keeps it alive.
+    """
 
     verb = ""  # The name of the short form, such as "capture", until it is entered.
     added_at: Line | None = None  # The line that added the hooks, until they are entered.
     may_have_fired = False
-    is_dropped = False  # Whether no hook is on the model, so that nothing has to be done when the `Hooks` is freed.
     # The patterns of these hooks, and the ids of all modules that ever had one of them. Not kept for short forms.
     asked: dict[Asked, None] | None = None
     hooked: set[int] | None = None
+    hooks: Callable[[], object] = staticmethod(no_model)  # The `Hooks`, held weakly.
+    ends: tuple[weakref.ref[Any], ...] = ()  # Call `_when_freed`, if there will be something to do.
     sites: set[Site] | None = None  # The sites that these hooks capture, once somebody has asked for them.
 
     def __init__(self, model: nn.Module, session: Session) -> None:
         self.wrapped = model
         # If a model holds its own `Hooks`, they are copied with it, while the `__dict__` of the copy is still empty.
-        self.model = unwrap(model) if model.__dict__ else model
+        self.module = model = unwrap(model) if model.__dict__ else model
         self.session = session
-        session.model = weakref.ref(self.model)
+        session.model = weakref.ref(model)
         session.lifecycle = weakref.ref(self)
         self.taps: dict[Tap, Asked | None] = {}
-        self.blocks: list[OpenBlock] = []
-        self.around = ModelTap(self.model, self.taps, session)
-        self.forward = self.around.action
+        self.opened: list[OpenBlock] = []
 
     def add(self, taps: list[Tap], active: bool, brief: bool, asked: Iterable[Where] = ()) -> None:
         """Add taps, and activate them if `active`. The taps of a short form get their order when it is entered."""
-        if brief and self.blocks:
+        if brief and self.opened:
             raise HooklineError("this block is open already; add hooks before it is entered, or use hl.Hooks(model)")
-        if not (active or brief) and not open_blocks.get().isdisjoint(self.blocks):
+        if not (active or brief) and not open_blocks.get().isdisjoint(self.opened):
             raise HooklineError(
                 "hooks that are added inactive would not act in this block, which is open already; add them before it "
                 "is entered, or make them with hl.Hooks(model), which acts at once"
             )
         group = None if brief else Asked(asked, len(taps))
-        self.taps.update(dict.fromkeys(taps, group))
+        for tap in taps:
+            self.taps[tap] = group
+            if type(tap) is not HotTap:
+                self._look_at(tap)
         if self.sites is not None:
             self.sites.update([tap.site for tap in taps if tap.record is not None])
-        if set(map(type, taps)) != _ONLY_HOT:
-            self._look_at(taps)
         if group is None:
             return
         if self.asked is None or self.hooked is None:
@@ -156,8 +173,8 @@ class Lifecycle:
         for tap in taps:
             tap.order = next(_order)
         if any([tap.missing != RAISE for tap in taps]):
-            self.forward.parents = [module._modules for module in self.model.modules()]
-            self.forward.sizes = list(map(len, self.forward.parents))
+            self.parents = [module._modules for module in self.module.modules()]
+            self.sizes = list(map(len, self.parents))
         if not active:
             return
         self.added_at = user_line()
@@ -168,14 +185,15 @@ class Lifecycle:
             self.remove(taps)
             raise
 
-    def _look_at(self, taps: Iterable[Tap]) -> None:
-        """Note which of these taps need something to be done in every forward of the model."""
-        for tap in taps:
-            if isinstance(tap.action, Stop):
-                self.forward.stops[tap] = None
-            if tap.is_gradient:
-                self.forward.has_gradients = True
-                self.forward.changes_gradients |= not tap.action.observes
+    def _look_at(self, tap: Tap) -> None:
+        """Note if a tap needs something to be done in every forward of the model."""
+        if isinstance(tap.action, Stop):
+            if not self.stops:
+                self.stops = {}
+            self.stops[tap] = None
+        if tap.is_gradient:
+            self.has_gradients = True
+            self.changes_gradients |= not tap.action.observes
 
     def is_inactive(self, record: Record) -> bool:
         """Return True if the hook that fills this record acts nowhere."""
@@ -217,8 +235,8 @@ class Lifecycle:
         """Forget a tap that was removed."""
         if self.sites is not None and tap.record is not None:
             self.sites.discard(tap.site)
-        self.forward.stops.pop(tap, None)
-        self.forward.active.pop(tap, None)
+        self.stops.pop(tap, None)
+        self.everywhere.pop(tap, None)
         asked = self.taps.pop(tap, None)
         if asked is not None and self.asked is not None:
             asked.left -= 1
@@ -236,22 +254,30 @@ class Lifecycle:
         self.verb, self.added_at = "", None
         if not taps:
             raise HooklineError(NO_HOOKS)
-        refuse_opening()
-        if self.blocks or has_compiled():
+        if is_traced_by_fx() or is_traced_now():
+            refuse_opening()
+        if self.opened or (is_dynamo_loaded() and has_compiled()):
             self._refuse_second_thread(taps)
         block = OpenBlock(taps, self.session, renew)
-        before = not_left()
-        here = before | {block}
+        token = frozenset((block,))
+        before = not_left() if left_blocks else open_blocks.get()
+        here = before | token
         try:
-            self.blocks.append(block)
-            if self.forward.has_gradients:
+            self.opened.append(block)
+            if self.has_gradients:
                 block.unfollowed = [tap for tap in taps if not tap.fired and tap.is_gradient]
-                block.grads = diagnose.gradients_of(self.model)
-            if self.may_have_fired:
-                self.session.restart()
-            self._open(block, renew)
-            self.may_have_fired = True
-            self._follow(taps, None if RESTING in here else here)
+                block.grads = diagnose.gradients_of(self.module)
+            if renew and not self.may_have_fired:  # No tap needs a reset. There may be thousands.
+                for tap, order in zip(taps, _order):  # noqa: B905  # `_order` is infinite.
+                    tap.blocks = token
+                    tap.order = order
+                self.may_have_fired = True
+            else:
+                self._reopen(block, token, renew)
+            self.blocks = token if len(self.opened) == 1 else frozenset(self.opened)
+            if not self.is_attached:
+                self._begin_to_follow()
+            attach([self, *taps], None if RESTING in here else here)
             block.opened = here, before
             open_blocks.set(here)
         except BaseException:
@@ -261,27 +287,24 @@ class Lifecycle:
 
     def _refuse_second_thread(self, taps: list[Tap]) -> None:
         here = open_blocks.get()
-        elsewhere = [block for block in self.blocks if block not in here]
+        elsewhere = [block for block in self.opened if block not in here]
         if any(tap in taps for block in elsewhere for tap in block.taps if isinstance(tap.action, Save)):
             raise HooklineError(
                 "these hooks are open on another thread or task, and captures would mix; make a Hooks for each"
             )
         if not has_compiled():
             return
-        others = any([not tap.blocks <= here for tap in model_taps(self.model)])
+        others = any([not tap.blocks <= here for tap in model_taps(self.module)])
         if others and is_any_compiled(self.wrapped):
             raise HooklineError(
                 "a compiled graph acts for all threads, and another thread has a block open on this model"
             )
 
-    def _open(self, block: OpenBlock, renew: bool) -> None:
+    def _reopen(self, block: OpenBlock, token: Blocks, renew: bool) -> None:
         """Let the taps of a block count from 0, and hide their earlier values while it is open."""
-        token = frozenset((block,))
-        if renew and not self.may_have_fired:  # No tap needs a reset. Skipping it saves time for thousands of taps.
-            for tap, order in zip(block.taps, _order):  # noqa: B905  # `_order` is infinite.
-                tap.blocks = token
-                tap.order = order
-            return
+        if self.may_have_fired:
+            self.session.restart()
+        self.may_have_fired = True
         for tap in block.taps:
             tap.blocks = token if not tap.blocks else tap.blocks | token
             tap.count = 0
@@ -299,7 +322,7 @@ class Lifecycle:
     def leave(self, block: OpenBlock, failed: type[BaseException] | None = None, over: bool = False) -> None:
         """Close a block, restore the earlier state, and report what did not fire."""
         try:
-            messages = self._explain(block, failed)
+            messages = [] if failed is None and self._went_well(block) else self._explain(block, failed)
             self._close(block)
         except BaseException:
             self._close(block)  # Continues where a Ctrl-C stopped the first attempt.
@@ -310,18 +333,36 @@ class Lifecycle:
         self.session.began = began
         self.session.failed += failures
         if failed is None:
-            offload.flush()
+            if offload.in_use:
+                offload.flush()
             if messages:
                 diagnose.speak(messages)
 
+    def _went_well(self, block: OpenBlock) -> bool:
+        """Return True if there is nothing to report about a block. False may also mean that it is not certain."""
+        session = self.session
+        if session.forwards == session.began or session.failed or session.missed or session.gave_up:
+            return False
+        if session.backward or block.unfollowed or self.parents:
+            return False
+        for tap in block.taps:
+            if not tap.fired or tap.shadow is None:
+                return False
+            if not tap.action.observes:
+                if not is_at(tap.path, tap.module, self.module):
+                    return False
+            elif tap.siblings is not None and tap.siblings.get(tap.path.rpartition(".")[2]) is not tap.module:
+                return False
+        return True
+
     def _explain(self, block: OpenBlock, failed: type[BaseException] | None) -> list[Message]:
         """Record why sites of a block that ends did not fire, and return the messages about the block."""
-        session, model = self.session, self.model
+        session, model = self.session, self.module
         since = session.forwards - session.began
         taps = [tap for tap in block.taps if tap.shadow is not None]
         messages: list[Message] = []
         if failed is not None or not since or session.failed or not all([tap.fired for tap in taps]):
-            messages = diagnose.never_fired(taps, session, model, bool(self.forward.stops), failed, block.skipped)
+            messages = diagnose.never_fired(taps, session, model, bool(self.stops), failed, block.skipped)
         if failed is not None:
             return []
         if block.unfollowed:
@@ -334,25 +375,25 @@ class Lifecycle:
             messages += diagnose.selected_nothing(taps)
         if since:
             messages += diagnose.replaced(taps, model)
-            if self.forward.parents and self.forward.has_grown():
+            if self.parents and self.has_grown():
                 messages += self._added_since()
         return messages
 
     def _close(self, block: OpenBlock) -> None:
         close_block(block)
-        if block in self.blocks:
-            self.blocks.remove(block)
+        if block in self.opened:
+            self.opened.remove(block)
         for tap in block.taps:
-            tap.blocks = tap.blocks - {block} if self.blocks else NO_BLOCKS
-        is_over = not (self.blocks or block.restores or self.around.active)  # The last block of a short form.
+            tap.blocks = tap.blocks - {block} if self.opened else NO_BLOCKS
+        is_over = not (self.opened or block.restores or self.active)  # The last block of a short form.
         if block.restores or block.hides_values:
             block.restore()
         if is_over:
-            if has_compiled():
+            if is_dynamo_loaded() and has_compiled():
                 self._copy_out_of_graphs(block.taps)
-            self.around.blocks = NO_BLOCKS
+            self.blocks = NO_BLOCKS
             self._unfollow(block.taps)
-            self.is_dropped = True
+            self.ends = ()
         else:
             self._wire(block.taps)
         block.taps = []  # Other contexts, and taps that remember their blocks, may still hold this block.
@@ -361,10 +402,9 @@ class Lifecycle:
         """Attach the taps that act somewhere, detach the others."""
         if has_compiled():
             self._copy_out_of_graphs(taps)
-        forward = self.forward
-        if forward.active or any([tap.active for tap in taps]):
-            forward.follow_active(taps)
-        self.around.active = bool(forward.active)
+        if self.everywhere or any([tap.active for tap in taps]):
+            self.follow_everywhere(taps)
+        self.active = bool(self.everywhere)
         acting = [tap for tap in taps if tap.active or tap.blocks]
         if acting:
             self._follow(acting)
@@ -379,19 +419,22 @@ class Lifecycle:
             if tap.record is not None and tap.record.is_traced:
                 tap.record.copy_out_of_graph()
 
-    def _follow(self, taps: Iterable[Tap] = (), acts_in: Blocks | None = None) -> None:
-        """Watch the model's forwards while any tap acts, and attach these taps. `acts_in` is as in `attach`."""
-        around = self.around
-        around.blocks = frozenset(self.blocks)
-        if around.active or around.blocks:
-            if self.forward.owner is None:
-                self.forward.owner = self
-                self.is_dropped = False
-                _living[id(self)] = self.session.lifecycle
-                _follow_process()
-            attach([around, *taps], acts_in)
+    def _follow(self, taps: Iterable[Tap] = ()) -> None:
+        """Follow the model's forwards while any tap acts, and attach these taps."""
+        self.blocks = frozenset(self.opened)
+        if self.active or self.blocks:
+            if not self.is_attached:
+                self._begin_to_follow()
+            attach([self, *taps])
         else:
             self._unfollow()
+
+    def _begin_to_follow(self) -> None:
+        self.is_attached = True
+        _living[id(self)] = self.session.lifecycle
+        if not self.ends and (hooks := self.hooks()) is not None:
+            self.notice_end_of(hooks)
+        _follow_process()
 
     def detach_all(self) -> None:
         """Detach all taps from the model, whatever state they are in."""
@@ -399,10 +442,9 @@ class Lifecycle:
 
     def _unfollow(self, taps: Iterable[Tap] = ()) -> None:
         """Detach the taps, then the tap that watches the model's forwards, which was attached first."""
-        detach([*taps, self.around])
-        self.forward.owner = None
+        self.is_attached = False
+        detach([*taps, self], self.session)
         _living.pop(id(self), None)
-        copy_as_before(self.session)
 
     def warn_of_new(self) -> None:
         """Warn about new modules that match a pattern of these hooks but have none."""
@@ -410,23 +452,45 @@ class Lifecycle:
 
     def _added_since(self) -> list[Message]:
         """Return messages about new modules that match a pattern of these hooks but have none."""
-        self.forward.sizes = list(map(len, self.forward.parents))
+        self.sizes = list(map(len, self.parents))
         places = [where for asked in list(self.asked or ()) for where in asked.where]
         return diagnose.added_since(places, self.hooked or set(), self.wrapped)
 
+    def notice_end_of(self, hooks: object) -> None:
+        """Let `_when_freed` be called when nothing holds the `Hooks` any more.
+
+        A `__del__` would not do. While hooks are attached, the model holds the lifecycle; and a Ctrl-C in the `__del__`
+        of the `Hooks` would keep the `Hooks` alive. The call comes twice: if a Ctrl-C comes in the first, Python
+        ignores it, and the second finishes the work.
+        """
+        self.hooks = weakref.ref(hooks)
+        self.ends = weakref.ref(hooks, self._when_freed), weakref.ref(hooks, self._when_freed)
+
+    def _when_freed(self, _end: object, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        # `_is_finalizing` is a default argument because modules are already empty when Python exits.
+        if self.ends and not _is_finalizing():
+            self.drop()
+
+    def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        # The garbage collector does not call `_when_freed` if it frees this object with the `Hooks`.
+        if (self.is_attached or self.verb) and not _is_finalizing():
+            self.drop()
+
     def drop(self) -> None:
         """Detach all taps, because nothing holds the `Hooks` any more."""
-        if self.blocks:
-            warn("hooks were dropped while their block was open", ResourceWarning)
-        for block in self.blocks:
+        # Python closes a generator that nobody holds, and with it the block: that is no mistake.
+        was_open = bool(self.opened) and self.session.generator is None
+        for block in self.opened:
             close_block(block)
             block.taps, block.before = [], []  # Another context may still hold the block.
-        self.blocks = []
+        self.opened = []
         self.session.over = self.session.over or why.HOOKS_GONE
-        if self.forward.owner is not None:
-            self.detach_all()
-        self.is_dropped = True
+        self.detach_all()
+        self.ends = ()  # These refer to this lifecycle: the cycle would keep it alive.
         self.warn_of_unused()
+        self.verb = ""
+        if was_open:
+            warn("hooks were dropped while their block was open", ResourceWarning)
 
     def warn_of_unused(self) -> None:
         """Warn about hooks that did nothing: they were never entered, or freed before the model ran."""
@@ -434,27 +498,8 @@ class Lifecycle:
             return
         if self.verb and not self.may_have_fired:
             diagnose.warn_of_unentered(list(self.taps), self.verb, self.added_at)
-        elif self.added_at is not None and self.forward.active and not self.session.any_forward:
+        elif self.added_at is not None and self.everywhere and not self.session.any_forward:
             diagnose.warn_of_unkept(list(self.taps), self.session, self.added_at)
-
-
-class Owner:
-    """An object that only the `Hooks` holds. When the `Hooks` is freed, `__del__` takes its hooks off the model.
-
-    The lifecycle can't do that: while hooks are attached, the model holds it. A `Hooks` has two owners because Python
-    ignores a Ctrl-C in a `__del__`: if that happens in the first, the second finishes the work.
-    """
-
-    lifecycle: Lifecycle | None = None
-
-    def __init__(self, lifecycle: Lifecycle) -> None:
-        self.lifecycle = lifecycle
-
-    def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        lifecycle = self.lifecycle
-        # `_is_finalizing` is a default argument because modules are already empty when Python exits.
-        if lifecycle is not None and not lifecycle.is_dropped and not _is_finalizing():
-            lifecycle.drop()
 
 
 @cache
@@ -467,10 +512,7 @@ def _warn_of_waiting(process: int) -> None:
     if os.getpid() != process or hasattr(sys, "last_value"):
         return  # In a fork, the parent may still enter them. After an error, the program had no chance to.
     # The garbage collector finds them once, at exit. Keeping a list would cost time in every block.
-    found = {
-        id(one.lifecycle): one.lifecycle for one in gc.get_objects() if type(one) is Owner and one.lifecycle is not None
-    }
-    for lifecycle in found.values():
+    for lifecycle in [one for one in gc.get_objects() if type(one) is Lifecycle]:
         if lifecycle.verb:
             lifecycle.warn_of_unused()
             lifecycle.verb = ""

@@ -8,9 +8,10 @@ from typing import Any, NamedTuple, overload
 from torch import nn
 
 from hookline._engine.attach import strip, taps_on
-from hookline._engine.model_forward import Forward
+from hookline._engine.model_forward import ModelTap
 from hookline._engine.shadowed_forward import is_shadow
 from hookline._engine.tap import NO_BLOCKS
+from hookline._hooks.lifecycle import Lifecycle
 from hookline._open_blocks import Token, close_block
 from hookline._sites.tree import Names, is_scripted, refuse_other_model
 from hookline._tables import Table, Tabular
@@ -61,7 +62,7 @@ def attached(model: nn.Module) -> Attached:
     listed = set[int]()  # A hook on a tied parameter is found at each module that holds it.
     for name, module in Names(model).once():
         for tap in taps_on(module):
-            if not isinstance(tap.action, Forward) and id(tap) not in listed:
+            if not isinstance(tap, ModelTap) and id(tap) not in listed:
                 listed.add(id(tap))
                 found.append(Attachment(str(tap.site), tap.action.kind, "hookline", repr(tap.action)))
         found += _foreign(name, module)
@@ -78,16 +79,16 @@ def clear(model: nn.Module) -> int:
     lifecycles = []
     for _, module in Names(model).once():
         for tap in taps_on(module):
-            if isinstance(tap.action, Forward) and tap.action.owner is not None:
-                lifecycles.append(tap.action.owner)
+            if isinstance(tap, Lifecycle) and tap.is_attached:
+                lifecycles.append(tap)
             tap.active = False
             for block in tap.blocks:
                 if isinstance(block, Token):
                     close_block(block)
             tap.blocks = NO_BLOCKS
-            removed += not (isinstance(tap.action, Forward) or tap.removed)
+            removed += not (isinstance(tap, ModelTap) or tap.removed)
             lifecycle = tap.session.lifecycle()
-            if not isinstance(tap.action, Forward):
+            if not isinstance(tap, ModelTap):
                 tap.removed = True
                 if lifecycle is not None:
                     lifecycle.forget(tap)

@@ -75,7 +75,7 @@ def patch(model: nn.Module, values: Mapping[Any, Any], check: bool = True) -> Ho
     tensor([[7., 0., 0., 0., 0., 0., 0., 0.]])
     """
     hooks = short_form(model)
-    hooks.patch(values, check=check)
+    hooks._patch(values, check=check)
     warn_unless_entered(hooks, "patch", calling_line())
     return hooks
 
@@ -97,7 +97,7 @@ def edit(
     tensor([1., 1.])
     """
     hooks = short_form(model)
-    hooks.edit(where, function, with_call=with_call, check=check, clone=clone, gather=gather)
+    hooks._edit(where, function, with_call=with_call, check=check, clone=clone, gather=gather)
     warn_unless_entered(hooks, "edit", calling_line())
     return hooks
 
@@ -229,14 +229,14 @@ def _run_other(hooks: Hooks, call: Callable[..., Any], args: tuple[Any, ...], kw
     shadow = vars(owner).get(getattr(call, "__name__", "")) if is_method else None
     if is_shadow(shadow):  # `call` is the method from before the block, without the shadow.
         call = cast(Callable[..., Any], shadow)
-    output = run_until(lifecycle.forward.left(open_blocks.get()), lambda: call(*args, **kwargs), lifecycle.model)
+    output = run_until(lifecycle.left(open_blocks.get()), lambda: call(*args, **kwargs), lifecycle.module)
     if output is STOPPED and is_running():
-        reshard_after_stop(lifecycle.model, is_over=True)
+        reshard_after_stop(lifecycle.module, is_over=True)
     if not lifecycle.session.since and not is_method and not any(hook.fired for hook in hooks):
-        raise NeverFired(why.did_not_run(call, lifecycle.model))
+        raise NeverFired(why.did_not_run(call, lifecycle.module))
     if not lifecycle.session.since:
         lifecycle.session.forwards += 1  # A method that does not call the model's forward counts as a run of the model.
-        path = Names(lifecycle.model).of(owner)[0] if isinstance(owner, nn.Module) else ""
+        path = Names(lifecycle.module).of(owner)[0] if isinstance(owner, nn.Module) else ""
         lifecycle.session.called = f"{path}.{getattr(call, '__name__', type(call).__name__)}()".lstrip(".")
     return None if output is STOPPED else output
 

@@ -94,6 +94,14 @@ class Site(NamedTuple):
         return f"Site({str(self)!r})"
 
 
+class SiteOnDemand:
+    """An attribute `site` that is made of the attributes `path` and `port` when somebody asks for it, which is rare."""
+
+    def __get__(self, holder: Any, _kind: type | None = None) -> Site:
+        site = holder.site = Site(holder.path, holder.port)
+        return site
+
+
 class Pattern(NamedTuple):
     """A parsed text: which modules (`path`, or `segments` if there are wildcards), and which place at each."""
 

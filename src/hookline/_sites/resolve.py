@@ -26,6 +26,7 @@ from hookline._sites.tree import (
     children_of,
     is_container,
     is_scripted,
+    locate_plain,
     may_be_blind,
     refuse_data_parallel,
     refuse_other_model,
@@ -41,6 +42,7 @@ Where = Union[str, Site, nn.Module, type, "re.Pattern[str]", Predicate, Iterable
 MARKS = (":", "[", "#", "/", ".")  # The second part of a pair begins with one of these.
 _PLAIN = Pattern("", "", ())
 _GRADIENT = ":grad_output"
+_make = tuple.__new__  # Makes a named tuple twice as fast as a call of its class.
 
 
 class Found(NamedTuple):
@@ -296,10 +298,16 @@ def find_modules(model: nn.Module, where: Sequence[Any]) -> list[Modules] | None
 
     It is a fast `find_places` for whole outputs and their gradients. It returns None if `find_places` has to be used.
     """
-    _refuse_replicas(model)
+    if isinstance(model, nn.DataParallel):
+        _refuse_replicas(model)
+    one = where[0] if len(where) == 1 else None
+    if type(one) is str:
+        place = locate_plain(model, one)
+        if place is not None:
+            return None if may_be_blind(type(place[1])) else [_make(Modules, ([place], True, "output"))]
     names = Names(model)
-    if len(where) == 1 and type(where[0]) is not list:
-        modules = _modules(names, where[0])
+    if one is not None and type(one) is not list:
+        modules = _modules(names, one)
         return None if modules is None else [modules]
     if list in map(type, where):
         where = [item for one in where for item in (one if type(one) is list and one else (one,))]
@@ -402,9 +410,8 @@ def _find_all(model: nn.Module, names: Names, where: Any, pattern: Pattern = _PL
         why = _or_elsewhere(_why(where, model, chosen, everything))
         raise SiteError(f"{_label(where)} matches nothing in {type(unwrap(model)).__name__}{why}")
     _, port, index, call, member, within = pattern.at("")
-    make = tuple.__new__  # Twice as fast as Site(...) and Found(...): every hooked module needs both.
     return [
-        make(Found, (make(Site, (name, port, index, call, member, within)), module, False, siblings, ()))
+        _make(Found, (_make(Site, (name, port, index, call, member, within)), module, False, siblings, ()))
         for name, module, siblings in seen
     ]
 

@@ -55,11 +55,26 @@ def wrapping(module: nn.Module) -> str:
 
 def unwrap(module: nn.Module) -> nn.Module:
     """Return the model inside all known wrappers."""
-    found = wrapped_model(module)
-    while found is not None:
+    while len(module._modules) < 3 and (found := wrapped_model(module)) is not None:
         module = found
-        found = wrapped_model(module)
     return module
+
+
+def locate_plain(model: nn.Module, path: str) -> Named | None:
+    """Return a module of a model by its name if nothing on the way there is wrapped; None if not, and for ""."""
+    if not path or (len(model._modules) < 3 and wrapped_model(model) is not None):
+        return None
+    children: Any = model._modules
+    module: Any = None
+    for key in path.split("."):
+        siblings = children
+        module = siblings.get(key) if type(siblings) is dict else None
+        if module is None:
+            return None
+        children = module._modules
+        if 0 < len(children) < 3 and wrapped_model(module) is not None:
+            return None
+    return path, module, siblings
 
 
 def replaced_by(path: str, module: nn.Module, siblings: Children | None) -> nn.Module | None:
@@ -91,6 +106,12 @@ def leads_to(module: nn.Module, path: str, model: nn.Module) -> bool:
     way = way_to(path, model)
     last = way[-1][2] if len(way) == path.count(".") + 1 else None
     return last is module or (last is not None and unwrap(last) is module)
+
+
+def is_at(path: str, module: nn.Module, model: nn.Module) -> bool:
+    """Return True if `path` leads to this module, and nothing on the way there is wrapped: see `leads_to`."""
+    place = locate_plain(model, path)
+    return place is not None and place[1] is module
 
 
 class Names:
@@ -160,15 +181,8 @@ class Names:
 
     def locate_plain(self, path: str) -> Named | None:
         """Return a module by its name if nothing on the way there is wrapped: the usual case of `locate`."""
-        module, siblings = self._model(), None
-        if module is None or not path or wrapped_model(module) is not None:
-            return None
-        for key in path.split("."):
-            siblings = module._modules
-            module = siblings.get(key) if type(siblings) is dict else None
-            if module is None or (module._modules and wrapped_model(module) is not None):
-                return None
-        return path, module, siblings
+        model = self._model()
+        return None if model is None else locate_plain(model, path)
 
     def locate_each(self, paths: Sequence[str]) -> list[Named] | None:
         """Return different modules by their names; None if `locate_plain` can't find one, or two names mean one."""

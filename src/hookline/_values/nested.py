@@ -475,8 +475,7 @@ def check_number(new: Any, old: Tensor, instead: str = "a tensor or a number") -
     if isinstance(new, complex) and not old.is_complex():
         raise EditError(f"{new!r} given where {describe(old)} passes; it can't hold a complex number")
     if old.is_floating_point() or old.is_complex() or isinstance(new, complex):
-        most = torch.finfo(old.dtype).max
-        if most < abs(new) < math.inf:
+        if 1 < abs(new) < math.inf and abs(new) > (most := torch.finfo(old.dtype).max):
             raise EditError(f"{new!r} given where {describe(old)} passes; it can't hold more than {most:g}")
         return
     if not whole:
