@@ -75,7 +75,7 @@ def test_a_large_gradient_stays_right_when_a_later_hook_writes_into_it(write: Ca
         handle = model.first.register_forward_hook(lambda _module, _args, output: output.register_hook(write) and None)
         model(x).sum().backward()
         handle.remove()
-    assert true[0].numel() > copy_or_share._LARGE
+    assert true[0].numel() > copy_or_share._LARGE_COUNT
     assert acts["first:grad_output"].equal(true[0])
 
 
@@ -136,3 +136,39 @@ def test_a_large_gradient_is_shared_if_only_autograd_holds_it_and_copied_otherwi
     x.tanh().sum().backward()
     assert torch._C._data_address(held[0]) != torch._C._data_address(held[1])
     assert held[0].equal(held[1].view(-1))
+
+
+@pytest.mark.parametrize("lend", [torch.utils.dlpack.to_dlpack, lambda tensor: tensor.__dlpack__()])
+def test_a_large_gradient_that_was_lent_through_dlpack_is_copied_at_once(lend: Callable[[Tensor], Any]) -> None:
+    lent: list[Any] = []
+
+    class Lend(torch.autograd.Function):
+        @staticmethod
+        def forward(_context: Any, x: Tensor) -> Tensor:
+            return x * 2
+
+        @staticmethod
+        def backward(_context: Any, gradient: Tensor) -> Tensor:
+            made = torch.ones_like(gradient)
+            lent.append(lend(made))
+            return made
+
+    class Lends(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return Lend.apply(x)
+
+    model, x = nn.Sequential(nn.Softplus(), Lends()), torch.randn(1 << 15, requires_grad=True)
+    with hl.capture(model, "0:grad_output") as acts:
+        model(x).sum().backward()
+    torch.from_dlpack(lent[0]).fill_(7)
+    assert acts["0:grad_output"].eq(1).all()
+
+
+def test_the_gradient_of_a_layer_that_returns_a_view_can_be_used_like_any_tensor() -> None:
+    model, x = nn.Sequential(nn.Linear(64, 64), nn.GELU()), torch.randn(8, 64, 64)
+    with hl.capture(model, "0:grad_output") as acts:
+        model(x).sum().backward()
+    gradient = acts["0:grad_output"]
+    assert gradient.shape == (8, 64, 64)
+    assert not gradient._is_view()
+    gradient.add_(torch.randn(64, requires_grad=True)).detach_()

@@ -140,9 +140,7 @@ def _arrival(tap: HotGradientTap, stamp: int, shape: torch.Size | None = None) -
             is_plain = type(gradient) is Tensor and gradient.layout is torch.strided and current_transform() is None
             if is_plain and action.copies_on_device and gradient.is_contiguous():
                 references = getrefcount(gradient)  # Read first: a call holds its arguments too.
-                kept: Any = copy_arrived(gradient, references)
-                if shape is not None:
-                    kept = kept.view(shape)
+                kept: Any = copy_arrived(gradient, references, shape)
             else:
                 whole = gradient if shape is None else gradient.reshape(shape)
                 kept = action.keep_gradient(whole, (), _no_call, record.site)

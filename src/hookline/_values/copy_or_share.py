@@ -207,7 +207,7 @@ def _calibrate() -> tuple[int, int, int]:
 
 ALONE, _ALONE_AS_BASE, ALONE_IN_MEMORY = outside_all_modes(_calibrate)
 _SMALL = 1 << 20  # Bytes.
-_LARGE = 1 << 14  # Elements. It takes longer to find out who holds a smaller gradient than to copy it.
+_LARGE_COUNT = 1 << 14  # Elements. It takes longer to find out who holds a smaller gradient than to copy it.
 _MOST_OBJECTS = 20_000
 _TOO_MUCH = -1  # In a set of memory ids: there were too many objects to search.
 
@@ -268,34 +268,38 @@ def copy_captured(source: Tensor, tensor: Tensor, moves: bool) -> tuple[Tensor, 
     return (copy_tensor(source) if is_parameter(tensor) else share_tensor(source, moves)), False
 
 
-def copy_arrived(gradient: Tensor, references: int) -> Tensor:
+def copy_arrived(gradient: Tensor, references: int, shape: torch.Size | None = None) -> Tensor:
     """Copy a contiguous gradient in a tensor hook: on write if it is large and only autograd holds it, else now.
 
     On a GPU it is copied now. That takes less time than finding out whether it may be shared, and a shared gradient
-    would keep autograd from adding others to it in place.
+    would keep autograd from adding others to it in place. It is also copied now at the base of a view, as for a linear
+    layer that gets three dimensions: autograd holds such a gradient twice.
 
     Args:
         references: The number of references to the gradient that the hook sees.
+        shape: The shape of the copy, if not that of the gradient.
     """
     source = gradient.detach() if gradient.requires_grad else gradient
-    if gradient.is_cpu and gradient.numel() >= _LARGE and source is gradient:
+    if gradient.is_cpu and gradient.numel() >= _LARGE_COUNT and source is gradient and shape is None:
         memory = gradient.untyped_storage()
-        is_alone = (references, count_holders(storage_id(memory))) == _references_in_hook()
-        if is_alone and memory.nbytes() == gradient.nbytes:
+        holders = references, count_uses(gradient), count_holders(storage_id(memory))
+        if holders == _holders_in_hook() and memory.nbytes() == gradient.nbytes:
             return _lazy_copy(gradient)
-    return source.clone()
+    return (source if shape is None else source.view(shape)).clone()
 
 
 @cache
-def _references_in_hook() -> tuple[int, int]:
-    """Return what a tensor hook counts for a gradient that only autograd holds: references, and users of its memory.
+def _holders_in_hook() -> tuple[int, int, int]:
+    """Return what a tensor hook counts for a gradient that only autograd holds.
 
-    Measured in a small backward, which may run inside another one.
+    These are Python's references, those of C++ (DLPack has one), and the users of its memory. They are measured in a
+    small backward, which may run inside another one.
     """
-    counts: list[tuple[int, int]] = []
+    counts: list[tuple[int, int, int]] = []
 
     def arrived(gradient: Tensor) -> None:
-        counts.append((getrefcount(gradient), count_holders(storage_id(gradient.untyped_storage()))))
+        references = getrefcount(gradient)
+        counts.append((references, count_uses(gradient), count_holders(storage_id(gradient.untyped_storage()))))
 
     def measure() -> None:
         with torch.enable_grad():
@@ -304,7 +308,7 @@ def _references_in_hook() -> tuple[int, int]:
             torch.autograd.backward((made * 2).sum(), inputs=[made])
 
     outside_all_modes(measure)
-    return counts[0] if counts and ALONE > 0 else (-1, -1)
+    return counts[0] if counts and ALONE > 0 else (-1, -1, -1)
 
 
 def _may_share_on_cuda(tensor: Tensor) -> bool:
