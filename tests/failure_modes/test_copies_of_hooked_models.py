@@ -355,3 +355,23 @@ def test_a_model_that_holds_its_own_hooks_is_copied_without_them(duplicate):
 
 def test_hooks_without_any_are_copied_without_a_word():
     assert len(copy.deepcopy(hl.Hooks(mlp()))) == 0
+
+
+@pytest.mark.parametrize("how", COPIES)
+@pytest.mark.parametrize("kind", ["a stop beside a capture", "a capture beside a gradient"])
+def test_a_copy_has_no_hooks_when_the_first_of_two_that_shared_a_shadow_is_gone(how: str, kind: str) -> None:
+    model = mlp()
+    first, second = hl.Hooks(model), hl.Hooks(model)
+    if kind == "a stop beside a capture":
+        first.capture("0", keep="all")
+        second.stop_after("0")
+    else:
+        second.capture("0")
+        second.deactivate()
+        first.capture("0:grad_output")
+        second.activate()
+    first.remove()
+    copied = COPIES[how](model)
+    assert "forward" not in vars(copied[0])
+    second.remove()
+    assert "forward" not in vars(model[0])

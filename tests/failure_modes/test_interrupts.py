@@ -7,6 +7,7 @@ may raise KeyboardInterrupt. `HOOKLINE_ALL_MOMENTS=1`, as in `make fuzz`, tries 
 from __future__ import annotations
 
 import contextlib
+import dis
 import gc
 import inspect
 import os
@@ -23,12 +24,14 @@ import torch
 from torch import Tensor, nn, overrides
 
 import hookline as hl
+from hookline._engine import attach as attaching
 from hookline._engine import parameter_operations
 from hookline._open_blocks import not_left
 from tests.support.states import state_of
 
 SOURCE = str(Path(hl.__file__).parent)
 CALLED = (contextlib.__file__, overrides.__file__)  # Modules that hookline calls and that are interrupted too.
+ATTACH = {attaching.attach.__code__}
 STEP = 1 if os.environ.get("HOOKLINE_ALL_MOMENTS") else 7
 
 pytestmark = [
@@ -250,6 +253,46 @@ def test_an_interrupt_whose_traceback_is_kept_leaves_no_change_on_and_clear_mend
         assert not damage(model, before), f"after Ctrl-C at moment {number}"
         assert torch.equal(model(x), output)
         del error
+
+
+@pytest.mark.parametrize("keep", ["last", "all"])
+def test_an_interrupt_after_any_call_of_attach_leaves_the_model_as_it_was_found(keep: str) -> None:
+    """The moments above don't include the end of a call that makes an object, which a profile function does not see."""
+    model, x = Net(), torch.randn(2, 3)
+    before, calls = state_of(model), 1
+    is_call = {
+        code: {one.offset: one.opname.startswith("CALL") for one in dis.get_instructions(code)} for code in ATTACH
+    }
+
+    def attempt(number: int) -> int:
+        seen, was_call = 0, False
+
+        def trace(frame: FrameType, event: str, _argument: Any) -> Any:
+            nonlocal seen, was_call
+            frame.f_trace_opcodes = frame.f_code in is_call
+            if event == "opcode" and frame.f_code in is_call:
+                seen += was_call
+                if was_call and seen == number:
+                    raise KeyboardInterrupt
+                was_call = is_call[frame.f_code].get(frame.f_lasti, False)
+            return trace
+
+        old = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            with hl.capture(model, "**", keep=keep):
+                model(x)
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(old)
+        return seen
+
+    calls = attempt(0)
+    assert calls > 5
+    for number in range(1, calls + 1):
+        attempt(number)
+        assert not damage(model, before), f"after Ctrl-C at call {number} of {calls}"
 
 
 SITES = {"a": 0.0, "a/softmax": 0.0, "a.mix()": 0.0, "b.weight:param": 0.0, "head.weight/*": 1.0, "": 2.0}

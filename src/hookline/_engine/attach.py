@@ -76,7 +76,7 @@ def attach(taps: Sequence[Tap], acts_in: Blocks | None = None) -> None:
                     _attach(tap)
                 continue
             if kind not in noted:
-                noted[kind] = _copy_unhooked(kind, tap.session)
+                noted[kind] = _prepare_class(kind, tap.session)
             shared = noted[kind]
             if shared is None:
                 _attach(tap)
@@ -88,10 +88,12 @@ def attach(taps: Sequence[Tap], acts_in: Blocks | None = None) -> None:
                 if (kind, make) not in codes:
                     codes[kind, make] = code_for(kind, function.__code__, HOT_CODES)
                 function.__code__ = codes[kind, make]
+            method = MethodType(function, module)
+            # No function is called until the shadow is in place: Ctrl-C interrupts Python only at a call.
             names[REPLICATE] = refuse_data_parallel
             if make is not hot_path and SCRIPT not in names:
                 names[SCRIPT] = refuse_scripting
-            tap.shadow = names["forward"] = MethodType(function, module)
+            tap.shadow = names["forward"] = method
 
 
 def _attach(tap: Tap) -> None:
@@ -107,9 +109,9 @@ def _put_on(tap: Tap) -> None:
     if tap.holders:
         parameters.attach(tap)
         for module, _ in tap.holders:
-            _copy_unhooked(type(module), tap.session)
+            _prepare_class(type(module), tap.session)
         return
-    _copy_unhooked(type(tap.module), tap.session)
+    _prepare_class(type(tap.module), tap.session)
     module, name = tap.module, tap.method
     before = module.__dict__.get(name)
     plain = hot_tap_of(before, module) if before is not None else None
@@ -151,6 +153,7 @@ def _share(tap: Tap, names: dict[str, Any]) -> bool:
     else:
         shares = type(plain) is KeepingTap
     if shares:
+        _prepare_class(type(tap.module), tap.session)  # The tap may outlive the other, and then has its own shadow.
         tap.shadow, plain.beside = plain.shadow, tap
     return shares
 
@@ -216,7 +219,7 @@ def detach(taps: Sequence[Tap], session: Session | None = None) -> None:
     """Detach taps. The last tap of a module leaves the module as it was found.
 
     Args:
-        session: The session of the taps, if they are its last: see `_copy_as_before`.
+        session: If given, its classes are copied as before afterwards, unless others have hooks on them.
     """
     if not _OWNERS.isdisjoint(map(type, taps)):  # Last, since the shadow is theirs: see `hot_gradient_path`.
         taps = sorted(taps, key=lambda tap: type(tap) in _OWNERS)
@@ -259,12 +262,12 @@ def _detach(tap: Tap, shadow: Shadow) -> None:
         tap.helpers = None  # They refer to the tap: the cycle would keep the model alive.
 
 
-def _copy_unhooked(kind: type[nn.Module], session: Session) -> dict[str, Any] | None:
+def _prepare_class(kind: type[nn.Module], session: Session) -> dict[str, Any] | None:
     """Copy and pickle modules of a class without hookline's shadows, while any of them are hooked.
 
     A shallow copy would otherwise hold a shadow that is bound to the original module, and would run the original.
 
-    Returns: The attributes of all shadows of this class; None if its forward isn't a function, say a builtin.
+    Returns: The `__dict__` that all hot shadows of this class share; None if its forward is no function.
     """
     if kind not in session.kinds:
         table = copyreg.dispatch_table
