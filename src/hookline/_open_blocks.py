@@ -173,15 +173,11 @@ class Session:
         return found
 
     def begin_forward(self) -> None:
-        """Note that a forward starts on this thread. `end_forward` notes that it is over."""
+        """Note that a forward starts on this thread. Its caller sets `running_on` to 0 when it is over."""
         thread = get_ident()
         if self.running_on or running_loop() is not None:
             self.others.begin(self.running_on not in (0, thread))
         self.running_on = thread
-
-    def end_forward(self) -> None:
-        """Note that the running forward is over."""
-        self.running_on = 0
 
     def __getstate__(self) -> dict[str, Any]:
         kept = {key: value for key, value in self.__dict__.items() if key not in ("lifecycle", "generator", "kinds")}

@@ -158,3 +158,11 @@ def test_an_error_of_a_caller_that_got_none_tells_that_the_forward_was_stopped()
         model(x)
         raise ValueError("other")
     assert not getattr(raised.value, "__notes__", [])
+
+
+def test_a_stop_warns_of_batchnorm_layers_that_were_added_after_an_earlier_one() -> None:
+    model, x = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 3)), torch.randn(2, 3)
+    hl.run(model, x, capture="1", stop=True)
+    model[0] = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
+    with pytest.warns(hl.HooklineWarning, match="ended early in train mode: the BatchNorm layers"):
+        hl.run(model, x, capture="1", stop=True)

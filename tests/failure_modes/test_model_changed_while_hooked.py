@@ -722,3 +722,20 @@ def test_hooks_that_stay_say_when_their_module_was_replaced() -> None:
         model(x)
         acts["0"]
     hooks.remove()
+
+
+@pytest.mark.parametrize(
+    "add", [lambda hooks: hooks.capture("body.h.2.mlp"), lambda hooks: hooks.edit("body.h.2.mlp", torch.neg)]
+)
+def test_a_named_module_that_leaves_the_model_is_reported_though_the_hook_may_miss(
+    add: Callable[[hl.Hooks], Any],
+) -> None:
+    model = Model()
+    hooks = hl.Hooks(model)
+    add(hooks)
+    hooks.when_missing("warn")
+    model(X)
+    model.body.h = model.body.h[:2]
+    with pytest.warns(hl.HooklineWarning, match="was taken out of the model while hooked"):
+        model(X)
+    hooks.remove()

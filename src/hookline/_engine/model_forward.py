@@ -53,7 +53,8 @@ Covered = tuple["ModelTap", Tap, Any, bool]  # A tap whose shadow was replaced, 
 class ModelTap(Tap):
     """The tap on the model itself, for all hooks of one `Hooks`. It follows the model's forwards and changes none.
 
-    Its only subclass is `Lifecycle`. Every block makes one, so its attributes have defaults and no `__init__`.
+    Its only subclass is `Lifecycle`: they are two classes because the engine may not import `_hooks`. Every block makes
+    one, so its attributes have defaults and no `__init__`.
     """
 
     __slots__ = ()

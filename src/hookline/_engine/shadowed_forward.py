@@ -328,7 +328,7 @@ def model_path(held: ModelTap) -> Any:
         session.forwards += 1
         if session.running_on or running_loop() is not None:
             session.begin_forward()
-        else:
+        else:  # What `begin_forward` does in the usual case, without a call.
             session.running_on = get_ident()
         if session.generator is not None:
             warn_of_generator(tap)

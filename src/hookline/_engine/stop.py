@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
@@ -15,8 +14,6 @@ from hookline._torch import AnyBatchNorm, version_of
 from hookline.errors import HooklineError, StopForward, warn
 
 STOPPED: Any = object()
-# Models that had no BatchNorm layer when a forward of theirs was ended early: looking for one takes time.
-_without_batchnorm = weakref.WeakSet[nn.Module]()
 _waiting: ContextVar[tuple[set[Tap], ...]] = ContextVar("waiting", default=())  # Innermost last.
 
 
@@ -57,11 +54,9 @@ def reached(tap: Tap) -> None:
 
 def _counters(model: nn.Module) -> list[tuple[Any, int]]:
     """Return the batch counters of BatchNorm layers in train mode, each with its version, to tell later if any ran."""
-    if not model.training or model in _without_batchnorm:
+    if not model.training:
         return []
     layers: list[Any] = [layer for _, layer, _ in Names(model).walk(AnyBatchNorm)]
-    if not layers:
-        _without_batchnorm.add(model)
     counters = [layer.num_batches_tracked for layer in layers if layer.training and layer.track_running_stats]
     return [(counter, version_of(counter)) for counter in counters if counter is not None]
 

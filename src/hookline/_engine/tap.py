@@ -402,6 +402,8 @@ def plain_taps(
             taps.append(tap)
             if name:
                 tap.name = name
+            if exact:
+                tap.exact = True
             if kind_of_record is None:
                 tap.record = None
                 continue

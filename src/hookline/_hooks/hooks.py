@@ -261,12 +261,15 @@ class Hooks(Tabular):
     def _capture(self, where: tuple[Where, ...], action: Save, calls: int | None, name: str, stop: bool) -> Cache:
         found = find_modules(self._model, where) if action.is_plain else None
         is_output = found is not None and all([modules.port == "output" for modules in found])
-        if found is not None and (is_output or (calls == 1 and not stop)):
-            kind = None if calls == 1 and not stop else KeepingTap
-            session = self._lifecycle.session
-            self._add_captures(plain_taps(found, action, session, name, kind, calls), where)
+        keeps_latest = calls == 1 and not stop
+        if found is not None and (is_output or keeps_latest):
             if stop:
                 _refuse_stop(self._model, (), action.options.detach)
+            session = self._lifecycle.session
+            self._add_captures(
+                plain_taps(found, action, session, name, None if keeps_latest else KeepingTap, calls), where
+            )
+            if stop:
                 self._add(plain_taps(found, Stop(), session, name, StopTap))
             return self._cache
         places = find_places(self._model, where)

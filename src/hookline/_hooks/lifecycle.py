@@ -134,7 +134,8 @@ class Lifecycle(ModelTap):
     asked: dict[Asked, None] | None = None
     hooked: set[int] | None = None
     hooks: Callable[[], object] = staticmethod(no_model)  # The `Hooks`, held weakly.
-    ends: tuple[weakref.ref[Any], ...] = ()  # Call `_when_freed`, if there will be something to do.
+    # Weak references to the `Hooks` that call `_when_freed`. Empty if there is nothing left to do then.
+    on_freed: tuple[weakref.ref[Any], ...] = ()
     sites: set[Site] | None = None  # The sites that these hooks capture, once somebody has asked for them.
 
     def __init__(self, model: nn.Module, session: Session) -> None:
@@ -393,7 +394,7 @@ class Lifecycle(ModelTap):
                 self._copy_out_of_graphs(block.taps)
             self.blocks = NO_BLOCKS
             self._unfollow(block.taps)
-            self.ends = ()
+            self.on_freed = ()
         else:
             self._wire(block.taps)
         block.taps = []  # Other contexts, and taps that remember their blocks, may still hold this block.
@@ -432,7 +433,7 @@ class Lifecycle(ModelTap):
     def _begin_to_follow(self) -> None:
         self.is_attached = True
         _living[id(self)] = self.session.lifecycle
-        if not self.ends and (hooks := self.hooks()) is not None:
+        if not self.on_freed and (hooks := self.hooks()) is not None:
             self.notice_end_of(hooks)
         _follow_process()
 
@@ -464,11 +465,11 @@ class Lifecycle(ModelTap):
         ignores it, and the second finishes the work.
         """
         self.hooks = weakref.ref(hooks)
-        self.ends = weakref.ref(hooks, self._when_freed), weakref.ref(hooks, self._when_freed)
+        self.on_freed = weakref.ref(hooks, self._when_freed), weakref.ref(hooks, self._when_freed)
 
     def _when_freed(self, _end: object, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         # `_is_finalizing` is a default argument because modules are already empty when Python exits.
-        if self.ends and not _is_finalizing():
+        if self.on_freed and not _is_finalizing():
             self.drop()
 
     def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
@@ -486,7 +487,7 @@ class Lifecycle(ModelTap):
         self.opened = []
         self.session.over = self.session.over or why.HOOKS_GONE
         self.detach_all()
-        self.ends = ()  # These refer to this lifecycle: the cycle would keep it alive.
+        self.on_freed = ()  # These refer to this lifecycle: the cycle would keep it alive.
         self.warn_of_unused()
         self.verb = ""
         if was_open:
