@@ -6,13 +6,13 @@ import operator
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from numbers import Number
 from typing import Any, Concatenate, Generic, NoReturn, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from hookline import _why_nothing_passed as why
+from hookline._cache.arithmetic import Operation, combined, divide_into, is_number, scaled
 from hookline._cache.file import read_file, write_file
 from hookline._cache.record import EMPTY, Record, read_value, spread
 from hookline._open_blocks import Session, no_model
@@ -26,15 +26,12 @@ from hookline._tables import Table, Tabular, count
 from hookline._values.copy_or_share import address, copy_tensor, share_tensor, versions
 from hookline._values.fit import same_values
 from hookline._values.nested import (
-    ATOMS,
     STAR,
-    children,
     describe,
     expand,
     get_part,
     leaves,
     map_tensors,
-    rebuild,
     shape_of,
 )
 from hookline.errors import (
@@ -51,7 +48,6 @@ from hookline.errors import (
 
 Key = str | Site | nn.Module
 Selected = str | Site | nn.Module | Iterable[Any]
-Operation = Callable[[Any, Any], Any]
 Arguments = ParamSpec("Arguments")
 Value = TypeVar("Value")
 
@@ -334,7 +330,7 @@ class Cache(Tabular, Plottable, Mapping[str, Any]):
 
     def __radd__(self, other: Any) -> Cache:
         """Add to a mapping, or to the 0 that sum() starts with."""
-        return self | {} if _is_number(other) and other == 0 else self._combine(other, operator.add)
+        return self | {} if is_number(other) and other == 0 else self._combine(other, operator.add)
 
     def __sub__(self, other: Mapping[str, Any]) -> Cache:
         return self._combine(other, operator.sub)
@@ -351,7 +347,7 @@ class Cache(Tabular, Plottable, Mapping[str, Any]):
         return self._computed_with(other, operator.truediv)
 
     def __rtruediv__(self, other: Any) -> Cache:
-        return self._computed_with(other, _divide)
+        return self._computed_with(other, divide_into)
 
     def __or__(self, other: Any) -> Cache:
         """Return the sites of both caches. If both have a site, the right side wins, as with dicts."""
@@ -505,12 +501,12 @@ class Cache(Tabular, Plottable, Mapping[str, Any]):
             if len(ours) != len(theirs):
                 raise HooklineError(f"'{site}' has {len(ours)} calls in one cache and {len(theirs)} in the other")
             pairs = zip(ours, theirs, strict=True)
-            result._keep(Site.parse(site), [_apply(operation, one, other_one, site) for one, other_one in pairs])
+            result._keep(Site.parse(site), [combined(operation, one, other_one, site) for one, other_one in pairs])
         return result
 
     def _computed_with(self, other: Any, operation: Operation) -> Cache:
-        if _is_number(other) or (isinstance(other, Tensor) and other.dim() == 0 and other.dtype is not torch.bool):
-            return self._map(lambda value, site: _scaled(operation, value, other, str(site)))
+        if is_number(other) or (isinstance(other, Tensor) and other.dim() == 0 and other.dtype is not torch.bool):
+            return self._map(lambda value, site: scaled(operation, value, other, str(site)))
         return self._combine(other, operation)
 
     def _table(self) -> Table:
@@ -649,65 +645,6 @@ def _is_real(value: Any) -> bool:
     return isinstance(value, (int, float)) or (
         isinstance(value, Tensor) and value.dim() == 0 and not value.is_complex() and not value.is_meta
     )
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, Number) and not isinstance(value, bool)
-
-
-def _divide(one: Any, other: Any) -> Any:
-    """Return `other / one`, for a cache on the right side of the operator."""
-    return other / one
-
-
-def _computed(operation: Operation, one: Any, other: Any, site: str) -> Any:
-    try:
-        return operation(one, other)
-    except ZeroDivisionError:
-        if operation is _divide:
-            raise EditError(f"{site!r} has {describe(one)}, and {other!r} can't be divided by it") from None
-        raise EditError(f"{site!r} has {describe(one)}, which would be divided by 0") from None
-
-
-def _scaled(operation: Operation, value: Any, number: Any, site: str) -> Any:
-    """Return a value with every tensor and number in it multiplied or divided. Text, booleans and None stay."""
-    if _is_number(value) or (isinstance(value, Tensor) and value.dtype is not torch.bool):
-        return _computed(operation, value, number, site)
-    if isinstance(value, ATOMS):
-        return value
-    parts = children(value)
-    if parts is None:
-        raise EditError(f"{site!r} is {describe(value)}, which can't be multiplied; select(...) the other sites")
-    return rebuild(value, {key: _scaled(operation, part, number, site) for key, part in parts.items()})
-
-
-def _apply(operation: Operation, one: Any, other: Any, site: str) -> Any:
-    """Combine two values: tensors and numbers by the operation. All other parts must be equal."""
-    if isinstance(one, Tensor) and isinstance(other, Tensor):
-        if one.shape != other.shape or torch.bool in (one.dtype, other.dtype):
-            raise _unlike(one, other, site)
-        return operation(one, other)
-    if _is_number(one) and _is_number(other):
-        return _computed(operation, one, other, site)
-    parts, others = children(one), children(other)
-    if parts is None and others is None and not isinstance(one, Tensor) and _is_same(one, other):
-        return one
-    if parts is None or others is None or list(parts) != list(others):
-        raise _unlike(one, other, site)
-    return rebuild(one, {key: _apply(operation, part, others[key], site) for key, part in parts.items()})
-
-
-def _is_same(one: Any, other: Any) -> bool:
-    try:
-        return same_values(one, other)
-    except (RuntimeError, TypeError, ValueError, AttributeError):  # For example arrays.
-        return False
-
-
-def _unlike(one: Any, other: Any, site: str) -> EditError:
-    given, others = (repr(value[:40]) if isinstance(value, str) else describe(value) for value in (one, other))
-    kind = "; only tensors of numbers and numbers add, subtract, multiply and divide; choose them with .select(...)"
-    return EditError(f"{site!r} is {given} in one cache and {others} in the other{kind if given == others else ''}")
 
 
 def refuse_several_calls(cache: Cache, *keys: Key) -> None:
