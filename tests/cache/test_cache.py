@@ -249,18 +249,6 @@ def test_moving_to_a_dtype_leaves_integers_and_other_things_alone() -> None:
     assert cache.to(torch.device("cpu"))["a"]["x"].equal(torch.ones(2))
 
 
-def test_equal_shapes_stack_into_one_tensor_and_others_are_named() -> None:
-    _, acts = captured("h.*", "head")
-    stacked = acts.stack("h.*")
-    assert stacked.shape == (3, 2, 5, 8)
-    assert stacked[1].equal(acts["h.1"])
-    assert acts.stack("h.*[:, -1]").shape == (3, 2, 8)
-    with pytest.raises(hl.EditError, match=r"'h.0' is float32 \(2, 5, 8\).*'head' is float32 \(2, 5, 4\)"):
-        acts.stack("**")
-    with pytest.raises(hl.EditError, match="'a' is dict of x"):
-        hl.Cache({"a": {"x": torch.ones(1)}}).stack("a")
-
-
 def test_statistics_are_those_of_all_elements() -> None:
     value = torch.tensor([[1.0, -2.0], [0.0, 5.0]])
     cache = hl.Cache({"a": value, "nested": (value, {"more": value}), "ids": torch.tensor([0, 4]), "text": "text"})
@@ -367,18 +355,6 @@ def test_statistics_are_those_of_every_call() -> None:
     assert "<svg" in acts.stats()._repr_html_()
 
 
-def test_of_several_calls_the_one_to_stack_is_named() -> None:
-    model = Repeats()
-    with hl.capture(model, "cell", "cell:input", keep="all") as acts:
-        model(torch.ones(1, 2))
-    with pytest.raises(hl.HooklineError, match=r"'cell:input' has 3 calls here.*call=-1.* the latest"):
-        acts.stack()
-    assert acts.stack(call=-1)[0].equal(acts["cell"])
-    assert acts.stack("cell", call=0)[0].equal(acts.calls("cell")[0])
-    with pytest.raises(hl.NotCaptured, match="'cell' has 3 calls kept, and call=3 is not among them"):
-        acts.stack(call=3)
-
-
 def test_a_star_selects_what_each_call_has() -> None:
     model = nn.Sequential(nn.Identity())
     with hl.capture(model, "0", keep="all") as acts:
@@ -449,27 +425,6 @@ def test_a_cache_made_of_values_is_read_and_patched_with_like_any_other() -> Non
     assert acts["h.1"][:, -1].equal(torch.ones(2, 8))
     with pytest.raises(hl.SiteError, match="wildcard"):
         hl.Cache({"h.*": 1})
-
-
-def test_a_cache_with_several_calls_is_not_put_into_every_call() -> None:
-    model, x = Repeats(), torch.ones(1, 2)
-    with hl.capture(model, "cell", "cell#0:input", keep="all") as acts:
-        output = model(x)
-    several = (
-        r"'cell' has 3 calls in this cache.*\{'cell': cache.calls\('cell'\)\[0\]\}; \{'cell#0': cache.*dict\(cache\)"
-    )
-    with pytest.raises(hl.EditError, match=several):
-        hl.patch(model, acts)
-    with pytest.raises(hl.EditError, match=several):
-        hl.run(model, x, patch=acts)
-    with pytest.raises(hl.EditError, match=several):
-        hl.skip(model, "cell", acts)
-    with pytest.raises(hl.EditError, match=several):
-        hl.sweep(model, acts, lambda: pytest.fail("the model ran before it was refused"))
-    each = {f"cell#{number}": value for number, value in enumerate(acts.calls("cell"))}
-    assert hl.run(model, torch.zeros(1, 2), patch=each).equal(output)
-    assert hl.run(model, torch.zeros(1, 2), patch=dict(acts.select("cell"))).equal(output)
-    assert hl.run(model, torch.zeros(1, 2), patch=acts.select("cell#0:input")).equal(output)
 
 
 def test_clearing_forgets_the_values_and_the_hooks_go_on() -> None:

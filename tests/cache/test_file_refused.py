@@ -178,6 +178,15 @@ def test_a_hostile_manifest_is_refused(path: Path, tensors: Any, sites: Any, dat
         files.read_file(path)
 
 
+@pytest.mark.parametrize("gaps", [{"h": 1}, "h", [1], ["i"], [["h"]], 5], ids=str)
+def test_a_hostile_list_of_sites_with_gaps_is_refused(path: Path, gaps: Any) -> None:
+    forge(path, [NOTE], [["h", [TENSOR]]], bytes(4), gaps=gaps)
+    with pytest.raises(StoreError, match=r"acts\.safetensors.*damaged"):
+        files.read_cache(path)
+    forge(path, [NOTE], [["h", [TENSOR]]], bytes(4), gaps=["h"])
+    assert files.read_cache(path)[1] == ["h"]
+
+
 def test_the_forger_of_these_tests_can_forge(path: Path) -> None:
     forge(path, [NOTE], [["h", [TENSOR]]], bytes(4))
     assert same(files.read_file(path), {"h": [torch.zeros(1)]})

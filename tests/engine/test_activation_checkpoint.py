@@ -314,6 +314,33 @@ def test_the_number_of_the_call_is_the_same_on_the_recomputation(reentrant: bool
 
 
 @REENTRANT
+@SEGMENTS
+def test_the_recomputation_of_a_call_gets_the_value_that_a_cache_has_for_this_call(
+    reentrant: bool, segments: int
+) -> None:
+    model, x = Checkpointed(reentrant, segments=segments).eval(), input_of()
+    with hl.capture(model, "body.1", keep="all", transform=lambda value: value + 1) as acts:
+        model(input_of())
+    first, second = acts.calls("body.1")
+    expected = expected_of(model, x, lambda value, number: value * 0 + (second if number else first))
+    with hl.patch(model, acts):
+        loss = loss_of(model(x))
+    loss.backward()
+    found = [torch.zeros_like(one) if one.grad is None else one.grad for one in (x, *model.parameters())]
+    torch.testing.assert_close(found, expected)
+
+
+def test_by_other_means_than_torchs_it_is_unknown_which_call_is_recomputed() -> None:
+    model, x = Checkpointed(False, segments=2).eval(), input_of()
+    with hl.capture(model, "body.1", keep="all") as acts:
+        model(x)
+    model.recomputed = lambda function, x, depth: OwnCheckpoint.apply(function, x)  # type: ignore[method-assign]
+    with hl.patch(model, acts):
+        refusal = backward_or_refusal(loss_of(model(x)))
+    assert refusal.startswith("'body.1': backward runs the forward again, and hookline can't tell which of its calls")
+
+
+@REENTRANT
 def test_modules_run_through_checkpoint_sequential_are_seen_once_and_edited_twice(reentrant: bool) -> None:
     model, x = nn.Sequential(*(nn.Linear(3, 3) for _ in range(4))), input_of()
     value = x

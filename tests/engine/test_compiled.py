@@ -364,6 +364,16 @@ def test_values_and_gradients_are_those_of_the_model_in_every_mode(mode: str) ->
     assert not any(value.requires_grad for value in results[1][1].values())
 
 
+def test_values_that_are_put_in_call_by_call_are_those_of_each_call_of_a_compiled_model() -> None:
+    counted = compiled_gpt(fullgraph=False)
+    with hl.capture(counted.model, "h.*", keep="all") as acts:
+        outputs = [counted.model(tokens()) for _ in range(3)]
+    with hl.patch(counted.compiled, acts):
+        assert_same([counted.compiled(counted.x) for _ in range(3)], outputs)
+        with pytest.raises(hl.EditError, match=r"'h.0': call 3 has no value: the cache has 3"):
+            counted.compiled(counted.x)
+
+
 def test_a_patched_tensor_gets_its_gradient_through_the_graph() -> None:
     model, x = GPT(depth=2), tokens()
     compiled: Any = torch.compile(model, backend="aot_eager", fullgraph=True)

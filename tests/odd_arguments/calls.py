@@ -190,6 +190,7 @@ CALLS: dict[str, Callable[[World, Given], Any]] = {
     "check": lambda w, g: hl.check(g("model", mlp()), g("input_kwargs", {"input": X}), **g.rest()),
     "Cache": lambda w, g: str(hl.Cache(g("values", {"0": X}))),
     "Cache.calls": lambda w, g: w.cache.calls(g("key", "0")),
+    "Cache.cat": lambda w, g: w.cache.cat(g("site", "0"), **g.rest()),
     "Cache.clear": lambda w, g: w.cache.clear(),
     "Cache.load": lambda w, g: (w.cache.save(w.folder / "c"), hl.Cache.load(g("path", w.folder / "c"))),
     "Cache.map": lambda w, g: w.cache.map(g("function", torch.neg))["0"],

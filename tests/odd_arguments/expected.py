@@ -8,6 +8,8 @@ FEWER: dict[str, str] = {"sites.run": "None, no text, dict, 0, tensor, other mod
 # Accepted: the docs say so, or the meaning is obvious.
 FINE: dict[str, str] = {
     "Cache.values": "None, no dict, dict",
+    "Cache.cat.site": "names twice",
+    "Cache.cat.dim": "0, negative",
     "Cache.map.function": "other module",
     "Cache.plot.where": "None, tuple of names, names twice, generator",
     "Cache.plot.kind": "None",

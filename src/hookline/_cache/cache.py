@@ -13,10 +13,18 @@ from torch import Tensor, nn
 
 from hookline import _why_nothing_passed as why
 from hookline._cache.arithmetic import Operation, combined, divide_into, is_number, scaled
-from hookline._cache.file import read_file, write_file
+from hookline._cache.file import read_cache, write_file
 from hookline._cache.record import EMPTY, Record, read_value, spread
+from hookline._cache.several_calls import (
+    cat_calls,
+    refuse_calls,
+    stack_calls,
+    stack_sites,
+    why_not_by_call,
+    with_several,
+)
 from hookline._open_blocks import Session, no_model
-from hookline._option_checks import device_here, refuse_flags, short_text
+from hookline._option_checks import device_here, refuse_flags, refuse_numbers, short_text
 from hookline._plot.plot import Curves, Plottable, PlotValues, note_of, one_call
 from hookline._sites import members
 from hookline._sites.language import Pattern, Site, matches_name, parse, parse_subscripts, write_subscripts
@@ -162,7 +170,7 @@ class Cache(Tabular, Plottable, Mapping[str, Any]):
     def select(self, *where: Selected) -> Cache:
         """Return a cache of the sites that match, with further subscripts applied: `cache.select("h.*[:, -1]")`.
 
-        Without arguments, return all sites.
+        It has all calls of these sites. Without arguments, return all sites.
         """
         if not where:
             return self | {}
@@ -176,8 +184,9 @@ class Cache(Tabular, Plottable, Mapping[str, Any]):
             if not chosen:
                 raise NotCaptured(f"{text!r} matches nothing in this cache{did_you_mean(text, self)}")
             for record, rest in chosen:
-                for index, values in _parts_of(record, rest).items():
-                    result._keep(record.site._replace(index=record.site.index + index), values)
+                whole = self._has_gaps(record)
+                for index, (values, has_gaps) in _parts_of(record, rest).items():
+                    result._keep(record.site._replace(index=record.site.index + index), values, whole or has_gaps)
         return result
 
     def _texts(self, where: Iterable[Any]) -> Iterator[str]:
@@ -209,11 +218,11 @@ class Cache(Tabular, Plottable, Mapping[str, Any]):
     def _map(self, function: Callable[[Any, Site], Any]) -> Cache:
         result = self._like()
         for record in self._fired():
-            result._keep(record.site, [function(value, record.site) for value in record.each()])
+            result._keep(record.site, [function(value, record.site) for value in record.each()], self._has_gaps(record))
         return result
 
     def to(self, target: torch.device | torch.dtype | str | int) -> Cache:
-        """Return a cache on another device or in another dtype; integers and booleans keep their dtype."""
+        """Return a cache of all calls on another device or in another dtype; integers and booleans keep their dtype."""
         if isinstance(target, str):
             target = _device_or_dtype(target)
         if isinstance(target, torch.dtype):
@@ -221,31 +230,47 @@ class Cache(Tabular, Plottable, Mapping[str, Any]):
         device = device_here(target, "target")
         return self._map(lambda value, _: map_tensors(lambda tensor: tensor.to(device), value))
 
-    def stack(self, *where: Selected, call: int | None = None) -> Tensor:
+    def stack(self, *where: Selected, call: int | None = None, calls: bool = False) -> Tensor:
         """Return the values of the sites that match (default: all) as one tensor (site, ...). Shapes must be equal.
 
         Sites are sorted by name, so that stacked values and gradients have the same order of layers.
 
         Args:
             call: Which call to take if a site has several, as an index of `calls()`.
+            calls: Take all calls, for a tensor (site, call, ...). The sites must have equally many.
         """
+        refuse_flags(calls=calls)
+        if calls and call is not None:
+            raise HooklineError(f"stack takes one call or all of them: give call={short_text(call)} or calls=True")
         chosen = self.select(*where) if where else self
         if not len(chosen):
             raise NotCaptured("nothing to stack: this cache is empty")
-        if call is None and (several := _with_several(chosen._fired())) is not None:
+        sites = sorted(chosen, key=_natural)
+        if calls:
+            return stack_calls({site: chosen._every_call(site) for site in sites})
+        if call is None and (several := with_several(chosen._fired())) is not None:
             raise HooklineError(
                 f"'{several.site}' has {count(len(several.stamps()), 'call')} here, and stack takes one value of each "
-                "site: stack(..., call=-1) takes the latest call, call=0 the first"
+                "site: stack(..., call=-1) takes the latest call, call=0 the first, and calls=True takes them all"
             )
-        values = {
-            site: chosen[site] if call is None else one_call(site, chosen.calls(site), call)
-            for site in sorted(chosen, key=_natural)
-        }
-        shapes = {site: describe(value) for site, value in values.items()}
-        if len(set(shapes.values())) > 1 or not all(isinstance(value, Tensor) for value in values.values()):
-            found = ", ".join(f"'{site}' is {shape}" for site, shape in shapes.items())
-            raise EditError(f"only tensors of one shape and dtype stack: {found}")
-        return torch.stack(list(values.values()))
+        return stack_sites(
+            {site: chosen[site] if call is None else one_call(site, chosen.calls(site), call) for site in sites}
+        )
+
+    def cat(self, site: Key, dim: int = 1) -> Tensor:
+        """Return all calls of one site, which may have further subscripts, as one tensor: joined along a dimension.
+
+        For values of the shape (batch, tokens, ...), dimension 1 is that of the tokens.
+        """
+        refuse_numbers(dim=dim)
+        record = next((one for one in self._all() if str(one.site) == str(site)), None)
+        if record is not None and not self._is_readable(record):
+            raise NotCaptured(self._why_empty(record))
+        chosen = self.select(site)
+        if len(chosen) > 1:
+            raise SiteError(f"cat joins the calls of one site, and {str(site)!r} is {', '.join(map(repr, chosen))}")
+        (name,) = chosen
+        return cat_calls(name, chosen._every_call(name), dim)
 
     def stats(self) -> Stats:
         """Return mean, std, min, max, norm and the shares of zeros, NaN and Inf of each site, as a table.
@@ -283,16 +308,19 @@ class Cache(Tabular, Plottable, Mapping[str, Any]):
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         """Write every call of every site to one safetensors file. It is written completely or not at all."""
         refuse_flags(overwrite=overwrite)
-        write_file(path, {str(record.site): record.stored() for record in self._fired()}, overwrite=overwrite)
+        found = self._fired()
+        gaps = [str(record.site) for record in found if self._has_gaps(record)]
+        write_file(path, {str(record.site): record.stored() for record in found}, gaps, overwrite=overwrite)
 
     @_OfClassOnly
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Cache:
         """Read a cache that `save` wrote. Nothing is unpickled; a damaged or foreign file raises StoreError."""
         cache, name = cls(), repr(os.fspath(path))
-        for text, values in read_file(path).items():
+        entries, gaps = read_cache(path)
+        for text, values in entries.items():
             try:
-                cache._keep(Site.parse(text), values)
+                cache._keep(Site.parse(text), values, text in gaps)
             except SiteError as error:
                 raise StoreError(f"{name} is damaged: it has a site that can't be read ({first_line(error)})") from None
         if len(cache._asked) != len(cache._records):
@@ -302,7 +330,8 @@ class Cache(Tabular, Plottable, Mapping[str, Any]):
     def with_gradients(self) -> tuple[Cache, Cache]:
         """Return values and their gradients as two caches with the same sites: `values * gradients` is an attribution.
 
-        They hold the sites whose value and gradient were both captured. The gradient "h.0:grad_output" is named "h.0".
+        They hold all calls of the sites whose value and gradient were both captured. The gradient "h.0:grad_output" is
+        named "h.0".
         """
         gradients = {
             record.site._replace(port=record.site.port.removeprefix("grad_")): record
@@ -317,8 +346,8 @@ class Cache(Tabular, Plottable, Mapping[str, Any]):
             if not self._is_readable(gradient):
                 raise NotCaptured(self._why_empty(gradient))
             _check_paired(record, gradient)
-            found._keep(record.site, record.unread())
-            theirs._keep(record.site, gradient.unread())
+            found._keep(record.site, record.unread(), self._has_gaps(record))
+            theirs._keep(record.site, gradient.unread(), self._has_gaps(gradient))
         if not len(found):
             raise NotCaptured(
                 "no value here has its gradient beside it; capture both, as in capture(model, 'h.*', 'h.*:grad_output')"
@@ -362,10 +391,10 @@ class Cache(Tabular, Plottable, Mapping[str, Any]):
 
     def _merged(self, *sides: Mapping[Any, Any]) -> Cache:
         caches = [side if isinstance(side, Cache) else Cache(side) for side in sides]
-        found = {record.site: record for cache in caches for record in cache._fired()}
+        found = {record.site: (record, cache) for cache in caches for record in cache._fired()}
         result = self._like()
-        for site, record in found.items():
-            result._keep(site, record.unread())
+        for site, (record, cache) in found.items():
+            result._keep(site, record.unread(), cache._has_gaps(record))
         return result
 
     @property
@@ -391,10 +420,11 @@ class Cache(Tabular, Plottable, Mapping[str, Any]):
         model = self._model()
         return None if model is None else Names(model)
 
-    def _keep(self, site: Site, values: list[Any]) -> None:
+    def _keep(self, site: Site, values: list[Any], has_gaps: bool = False) -> None:
         if not values:
             return
         record = Record(site, 1 if len(values) == 1 else None)
+        record.has_gaps = has_gaps
         for stamp, value in enumerate(values):
             record.put(value, stamp, 0)
         self._asked.append(record)
@@ -409,6 +439,23 @@ class Cache(Tabular, Plottable, Mapping[str, Any]):
     def _fired(self) -> list[Record]:
         found = {record.site: record for record in self._all() if self._is_readable(record)}
         return sorted(found.values(), key=lambda record: record.order)
+
+    def _has_gaps(self, record: Record) -> bool:
+        """Return True if calls of a site are missing, so that it is unknown which call each value belongs to."""
+        if record.has_gaps or self._records.get(record.site) is record:
+            return record.has_gaps or record.keep == 1 < record.count
+        family = next((one.family for one in self._records.values() if one.family and record.site in one.family), None)
+        if family is None:
+            return False
+        calls = next(iter(family.values())).stamps()  # The first part of a `[*]` is in every call, the last may not be.
+        return record.stamps() != calls[: len(record.stamps())]
+
+    def _every_call(self, site: str) -> list[Any]:
+        """Return the values of a site; raise if only the latest call was kept of several."""
+        calls = self.calls(site)
+        if len(calls) == 1 and self._has_gaps(self._find(site)):
+            raise HooklineError(f"'{site}' has one call here, and others were not kept; capture it with keep='all'")
+        return calls
 
     def _find(self, key: Key) -> Record:
         """Find a record by the text of its site in any spelling, by a Site, or by a module."""
@@ -501,7 +548,9 @@ class Cache(Tabular, Plottable, Mapping[str, Any]):
             if len(ours) != len(theirs):
                 raise HooklineError(f"'{site}' has {len(ours)} calls in one cache and {len(theirs)} in the other")
             pairs = zip(ours, theirs, strict=True)
-            result._keep(Site.parse(site), [combined(operation, one, other_one, site) for one, other_one in pairs])
+            has_gaps = any(cache._has_gaps(cache._find(site)) for cache in (self, other) if isinstance(cache, Cache))
+            values = [combined(operation, one, other_one, site) for one, other_one in pairs]
+            result._keep(Site.parse(site), values, has_gaps)
         return result
 
     def _computed_with(self, other: Any, operation: Operation) -> Cache:
@@ -527,11 +576,6 @@ class Cache(Tabular, Plottable, Mapping[str, Any]):
         sizes = {address(tensor): _size(tensor) for tensor in tensors if not hasattr(tensor, "is_on_disk")}
         found = f"{count(len(self), 'site')}, {count(sum(sizes.values()), 'byte')}"
         return f"{found}, {count(on_disk, 'byte')} on disk" if on_disk else found
-
-
-def _with_several(records: Iterable[Record]) -> Record | None:
-    """Return the first record that holds several calls."""
-    return next((record for record in records if len(record.stamps()) > 1), None)
 
 
 def _natural(site: str) -> list[tuple[int, int | str]]:
@@ -565,15 +609,20 @@ def _means(asked: Any, had: Any) -> bool:
     return both and all(map(_means, asked, had))
 
 
-def _parts_of(record: Record, rest: tuple[Any, ...]) -> dict[str, list[Any]]:
-    """Return the parts of a site's values that `rest` selects, by their subscripts as text: one part for each call."""
+def _parts_of(record: Record, rest: tuple[Any, ...]) -> dict[str, tuple[list[Any], bool]]:
+    """Return the parts of a site's values that `rest` selects, by their subscripts as text.
+
+    Each has a value for each call, and says whether a call before one of these has no such part.
+    """
     if not rest:
-        return {"": record.unread()}
-    parts: dict[str, list[Any]] = {}
-    for value in record.each():
+        return {"": (record.unread(), False)}
+    parts: dict[str, tuple[list[Any], bool]] = {}
+    for number, value in enumerate(record.each()):
         for subscripts in expand(value, rest):  # Expanded for each call: a later one may be shorter.
-            part = map_tensors(copy_tensor, get_part(value, subscripts))
-            parts.setdefault(write_subscripts(subscripts), []).append(part)
+            text = write_subscripts(subscripts)
+            values, has_gaps = parts.get(text, ([], False))
+            parts[text] = values, has_gaps or len(values) < number
+            values.append(map_tensors(copy_tensor, get_part(value, subscripts)))
     return parts
 
 
@@ -648,18 +697,22 @@ def _is_real(value: Any) -> bool:
 
 
 def refuse_several_calls(cache: Cache, *keys: Key) -> None:
-    """Raise if one of these sites (default: all) has several calls: a patched value goes into every call."""
-    record = _with_several(map(cache._find, keys) if keys else cache._fired())
-    if record is None:
-        return
-    site, calls = record.site, count(len(record.stamps()), "call")
-    text = str(site)
-    numbered = str(site._replace(call=0)) if site.call is None and not site.function else ""
-    one_each = f"; {{{numbered!r}: cache.calls({text!r})[0]}} puts the first call's value into the first call"
-    raise EditError(
-        f"'{site}' has {calls} in this cache, and a value that is put in goes into every call; choose one, as in "
-        f"{{{text!r}: cache.calls({text!r})[0]}}{one_each if numbered else ''}; dict(cache) has the latest of each"
-    )
+    """Raise if one of these sites (default: all) has several calls: a skip or a sweep uses one value in every call."""
+    record = with_several(map(cache._find, keys) if keys else cache._fired())
+    if record is not None:
+        refuse_calls(record, "and a skip or a sweep puts one value into every call")
+
+
+def values_by_call(cache: Cache) -> dict[str, list[Any]]:
+    """Return the values of each site with several calls, to be put in call by call; raise where that is not possible.
+
+    They are checked and loaded by `read_value`.
+    """
+    found = [record for record in cache._fired() if len(record.stamps()) > 1]
+    for record in found:
+        if reason := why_not_by_call(record, cache._has_gaps(record)):
+            refuse_calls(record, reason)
+    return {str(record.site): record.unread() for record in found}
 
 
 def cache_of_calls(values: Mapping[Site, list[Any]], along: str, numbers: Sequence[int]) -> Cache:

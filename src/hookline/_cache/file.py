@@ -47,13 +47,17 @@ _MALFORMED = (ValueError, TypeError, LookupError, AttributeError, RuntimeError, 
 def write_file(
     path: str | os.PathLike[str],
     entries: Mapping[str, Sequence[Any]],
+    gaps: Sequence[str] = (),
     *,
     overwrite: bool = False,
     scratch: bool = False,
 ) -> None:
     """Write each site's calls (lists of nested values, oldest first) to one safetensors file, completely or not at all.
 
-    A scratch file is in a folder that only this process uses, and need not outlive it, so it is not synced to disk.
+    Args:
+        gaps: The sites of which other calls were not kept.
+        scratch: Whether the file is in a folder that only this process uses, and need not outlive it. It is not synced
+            to disk.
     """
     name, target, size = os.fspath(path), os.path.realpath(path), ""
     try:
@@ -62,7 +66,8 @@ def write_file(
         encoder = Encoder()
         sites = [[site, encoder.calls(site, calls)] for site, calls in entries.items()]
         notes = [["0" * 8, str(tensor.dtype), list(tensor.shape)] for tensor in encoder.tensors]
-        manifest = {"format": _FORMAT, "tensors": notes, "sites": sites}
+        manifest: dict[str, Any] = {"format": _FORMAT, "tensors": notes, "sites": sites}
+        manifest |= {"gaps": gaps} if gaps else {}
         needed = len(_header(manifest)) + sum(tensor.nbytes for tensor in encoder.tensors)
         size = f" ({needed:,} bytes)"
         _make_room(os.path.dirname(target), needed, clean=not scratch)
@@ -75,7 +80,12 @@ def write_file(
 
 
 def read_file(path: str | os.PathLike[str]) -> dict[str, list[Any]]:
-    """Read a file that `write_file` wrote. Any other or damaged file raises StoreError."""
+    """Return the values in a file that `write_file` wrote. Any other or damaged file raises StoreError."""
+    return read_cache(path)[0]
+
+
+def read_cache(path: str | os.PathLike[str]) -> tuple[dict[str, list[Any]], list[str]]:
+    """Return the values in a file, and the sites of which other calls were not kept."""
     name = os.fspath(path)
     try:
         with open_regular(name) as file, torch.inference_mode(False), torch.no_grad():
@@ -202,8 +212,8 @@ def _publish(temporary: str, target: str, overwrite: bool) -> None:
         os.rename(temporary, target)  # Some file systems have no links.
 
 
-def _load(file: BufferedReader, size: int) -> dict[str, list[Any]]:
-    """Return the values in an open file of `size` bytes."""
+def _load(file: BufferedReader, size: int) -> tuple[dict[str, list[Any]], list[str]]:
+    """Return the values in an open file of `size` bytes, and its sites with gaps."""
     manifest, start = _manifest(file, size)
     places = _places(manifest["tensors"])
     if size != start + max((end for *_, end in places), default=0):
@@ -219,7 +229,10 @@ def _load(file: BufferedReader, size: int) -> dict[str, list[Any]]:
     entries = {site: [decoder.value(call) for call in calls] for site, calls in manifest["sites"]}
     if decoder.unused or len(entries) != len(manifest["sites"]):
         raise ValueError("a site appears twice, or a tensor belongs to no site")
-    return entries
+    gaps = manifest.get("gaps", [])
+    if type(gaps) is not list or not all(type(site) is str and site in entries for site in gaps):
+        raise ValueError("gaps that are no list of its sites")
+    return entries, gaps
 
 
 def _manifest(file: BufferedReader, size: int) -> tuple[dict[str, Any], int]:

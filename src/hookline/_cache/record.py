@@ -161,6 +161,7 @@ class Record:
     read_at = -1  # The number of forwards when it was last read.
     read_stamp: Any = -1  # The stamp of the value that was read then.
     reason = ""  # Why there is nothing to read.
+    has_gaps = False  # Whether calls passed here whose value was not kept, beside several that were.
     family: dict[Site, Record] | None = None  # For `[*]` and `/*`: a record for each site seen so far.
 
     def __init__(self, site: Site, keep: int | None = 1) -> None:
@@ -208,6 +209,7 @@ class Record:
             bisect.insort(self.calls, (stamp, value), key=operator.itemgetter(0))
         if self.keep is not None and len(self.calls) > self.keep:
             del self.calls[0]
+            self.has_gaps = True
 
     def explain(self, reason: str) -> None:
         """Record why there is nothing to read, until the next value comes."""
@@ -293,7 +295,7 @@ class Record:
             self.calls = []
         self.count = self.order = 0
         self.seen = NEVER
-        self.repeated = False
+        self.repeated = self.has_gaps = False
         self.family = None if self.family is None else {}
 
 

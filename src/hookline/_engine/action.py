@@ -1,4 +1,6 @@
-"""Actions on a passing value: the `Action` protocol, Set, Apply, Skip and Stop. `Save` is in capture_action.py.
+"""Actions on a passing value: the `Action` protocol, Set, SetByCall, Apply, Skip and Stop.
+
+`Save` is in capture_action.py.
 
 An action is called with the value (or the part of it that the site's subscripts select) and the call it belongs to. It
 returns the value that the model continues with: the same object, if it leaves the value unchanged.
@@ -13,6 +15,7 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor, nn
 
+from hookline._cache.record import read_value
 from hookline._engine.unsupported_tracing import refuse_tracers
 from hookline._open_blocks import call_user
 from hookline._sites.language import Site
@@ -131,6 +134,34 @@ class Set:
 
     def __repr__(self) -> str:
         return f"set to {describe(self.value)}"
+
+
+class SetByCall:
+    """Replace the passing value of each call with the value given for that call."""
+
+    kind = "patch"
+    observes = False
+    with_call = False
+    is_traceable = False  # A graph counts no calls.
+    function = transform = None
+
+    def __init__(self, values: list[Any], check: bool = True, gathering: Gathering | None = None) -> None:
+        self.values = values  # As records keep them: they are checked and loaded by `read_value`.
+        self.check = check
+        self.gathering = gathering
+
+    def __call__(self, value: Any, call: Call, is_whole: bool, /) -> Any:
+        if call.number >= len(self.values):
+            raise EditError(
+                f"call {call.number} has no value: the cache has {len(self.values)}, for the calls 0 to "
+                f"{len(self.values) - 1} since the block began or the hooks were added; open a block for each run, or "
+                "choose one value for every call"
+            )
+        given = read_value(self.values[call.number], call.site)
+        return Set(given, self.check, gathering=self.gathering)(value, call, is_whole)
+
+    def __repr__(self) -> str:
+        return f"set each of {len(self.values)} calls"
 
 
 class Apply:

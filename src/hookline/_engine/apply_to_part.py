@@ -151,7 +151,9 @@ def _save(tap: Tap, action: Save, value: Any, call: Call, event: Event) -> None:
 def _put(record: Record, kept: Any, stamp: Any, forward: int, budget: Budget | None) -> None:
     if kept is not NOTHING:
         record.put(kept if budget is None else budget.hold(kept, record, stamp), stamp, forward)
-    elif record.value is EMPTY or record.reason:
+        return
+    record.has_gaps = True
+    if record.value is EMPTY or record.reason:
         record.explain(why.NOTHING_KEPT)
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hookline._cache.record import ticks
+from hookline._engine.action import SetByCall
 from hookline._engine.activation_checkpoint import replaying, wrapped
 from hookline._engine.call_arguments import Parameters
 from hookline._engine.tap import Tap
@@ -150,7 +151,7 @@ def _again(called: Any, taps: Iterable[Tap]) -> Event:
         for tap in taps:
             tap.session.recomputed = tap.session.recomputed or not tap.changes
         for tap in open_taps:
-            if tap.wanted_call is not None:
+            if tap.wanted_call is not None or isinstance(tap.action, SetByCall):
                 raise HooklineError(
                     f"'{tap.site}': backward runs the forward again, and hookline can't tell which of its calls this is"
                 )

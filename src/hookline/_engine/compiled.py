@@ -44,7 +44,7 @@ from hookline._engine import (
     stop,
 )
 from hookline._engine import apply_to_part as acting
-from hookline._engine.action import NOTHING, Action, Apply, Set, Skip
+from hookline._engine.action import NOTHING, Action, Apply, Set, SetByCall, Skip
 from hookline._engine.capture_action import Save
 from hookline._engine.functions import is_followed, may_give_tensors, read_name
 from hookline._engine.parameter_operations import OnOperation, Role, as_operands, make_operand
@@ -346,7 +346,7 @@ def keep_dynamo_out() -> None:
     )
     found = [function for one in ours for function in vars(one).values()]
     found += [one for one in vars(_torch).values() if getattr(one, "__module__", None) == _torch.__name__]
-    found += [Tap.pass_by, Exchange.remember, Skip.output, *vars(Apply).values()]
+    found += [Tap.pass_by, Exchange.remember, Skip.output, SetByCall.__call__, *vars(Apply).values()]
     found += [
         *vars(Session).values(),
         *vars(OtherRuns).values(),

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from hookline._engine.action import Apply, Call, Observer, OutputObserver, Set, Skip
+from hookline._engine.action import Call, Observer, OutputObserver
 from hookline._engine.attach import attached_for_now, taps_on
 from hookline._engine.call_arguments import bind, parameters_of
 from hookline._engine.tap import IGNORE, TOGETHER, WARN, Tap, plain_taps, tap_at
@@ -69,7 +69,7 @@ def add_observers(hooks: Hooks, places: Iterable[tuple[Found, Observer]]) -> Non
 def changes_in(modules: Iterable[nn.Module]) -> list[Hook]:
     """Return the patches, edits and skips on these modules that act here and have already fired."""
     here, taps = open_blocks.get(), [tap for module in modules for tap in taps_on(module)]
-    changes = [tap for tap in taps if isinstance(tap.action, (Set, Apply, Skip)) and tap.fired and tap.acts(here)]
+    changes = [tap for tap in taps if not tap.action.observes and tap.fired and tap.acts(here)]
     return [Hook(tap, lifecycle) for tap in changes if (lifecycle := tap.session.lifecycle()) is not None]
 
 

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from hookline._cache.budget import Budget, Folder
-from hookline._cache.cache import Cache, refuse_several_calls
+from hookline._cache.cache import Cache, refuse_several_calls, values_by_call
 from hookline._cache.record import Record, spread
-from hookline._engine.action import NOTHING, Action, Apply, Set, Skip, Stop
+from hookline._engine.action import NOTHING, Action, Apply, Set, SetByCall, Skip, Stop
 from hookline._engine.capture_action import USUAL_SAVE, CaptureOptions, Save
 from hookline._engine.compiled import number_tensor
 from hookline._engine.tap import (
@@ -283,6 +283,8 @@ class Hooks(Tabular):
     def patch(self, values: Mapping[Any, Any], name: str = "", check: bool = True) -> Hooks:
         """Replace the values that pass at these places with given ones: `{site: value}`, or a cache.
 
+        A value goes into every call. If a cache has several calls of a site, each goes into the call of its number.
+
         Args:
             check: Raise if a value does not fit. With False, any object can replace any other.
         """
@@ -300,12 +302,16 @@ class Hooks(Tabular):
         if check is not True or name != "":
             refuse_flags(check=check)
             refuse_texts(name=name)
-        if isinstance(values, Cache):
-            refuse_several_calls(values)
         gathering = gathering_of(model, True)
-        made = [Set(one, check, number_tensor(one, model), gathering) for one in values.values()]
-        if len(made) == 1:
-            (where,) = values
+        by_call = values_by_call(values) if isinstance(values, Cache) else {}
+        made: list[Set | SetByCall] = []
+        for where in values:
+            if where in by_call:
+                made.append(SetByCall(by_call[where], check, gathering))
+            else:
+                one = values[where]
+                made.append(Set(one, check, number_tensor(one, model), gathering))
+        if len(made) == 1 and isinstance(made[0], Set):
             return self._add(self._change(where, made[0], name), values)
         places = [find_places(model, [where]) for where in values]
         _refuse_replaced(values, places)

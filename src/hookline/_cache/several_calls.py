@@ -1,0 +1,115 @@
+"""Several calls of a site: join their values into one tensor, or say why they can't be put in call by call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hookline._cache.record import Record
+from hookline._sites.language import write_subscripts
+from hookline._tables import count
+from hookline._values.nested import describe, leaf_places
+from hookline.errors import EditError, HooklineError, first_line
+
+_MOST = 3  # Values that an error describes.
+
+
+def with_several(records: Iterable[Record]) -> Record | None:
+    """Return the first record that holds several calls."""
+    return next((record for record in records if len(record.stamps()) > 1), None)
+
+
+def stack_sites(values: Mapping[str, Any]) -> Tensor:
+    """Return one value of each site as one tensor (site, ...)."""
+    shapes = {site: describe(value) for site, value in values.items()}
+    if len(set(shapes.values())) > 1 or not all(isinstance(value, Tensor) for value in values.values()):
+        found = ", ".join(f"'{site}' is {shape}" for site, shape in shapes.items())
+        raise EditError(f"only tensors of one shape and dtype stack: {found}{_part_to_select(values.items())}")
+    return _joined(torch.stack, list(values.values()))
+
+
+def stack_calls(values: Mapping[str, Sequence[Any]]) -> Tensor:
+    """Return every call of each site as one tensor (site, call, ...)."""
+    if len({len(calls) for calls in values.values()}) > 1:
+        found = ", ".join(f"'{site}' has {count(len(calls), 'call')}" for site, calls in values.items())
+        raise EditError(f"only sites with equally many calls stack: {found}; select(...) those, or stack(..., call=-1)")
+    kinds: dict[str, str] = {}
+    for site, number, value in _each(values):
+        kinds.setdefault(describe(value), f"'{site}' is {describe(value)} in call {number}")
+    if len(kinds) > 1 or not all(isinstance(value, Tensor) for *_, value in _each(values)):
+        part = _part_to_select((site, value) for site, _, value in _each(values))
+        hint = part or "; cat(site, dim=1) joins calls of different lengths"
+        raise EditError(f"only calls of one shape and dtype stack: {_listed(kinds)}{hint}")
+    return _joined(torch.stack, [_joined(torch.stack, list(calls)) for calls in values.values()])
+
+
+def cat_calls(site: str, calls: Sequence[Any], dim: int) -> Tensor:
+    """Return every call of a site as one tensor, joined along a dimension."""
+    alike: dict[Any, str] = {}
+    for _, number, value in _each({site: calls}):
+        if not isinstance(value, Tensor):
+            part = _part_to_select([(site, value)])
+            raise EditError(f"'{site}' is {describe(value)} in call {number}, and only tensors join{part}")
+        if not -value.dim() <= dim < value.dim():
+            other = f"; stack({site!r}, calls=True) adds one" if not value.dim() else ""
+            raise EditError(f"'{site}' is {describe(value)} in call {number}, which has no dimension {dim}{other}")
+        shape = list(value.shape)
+        shape[dim] = -1
+        alike.setdefault((value.dtype, *shape), f"{describe(value)} in call {number}")
+    if len(alike) > 1:
+        raise EditError(f"only calls that differ in nothing but dimension {dim} join: '{site}' is {_listed(alike)}")
+    return _joined(lambda tensors: torch.cat(tensors, dim), list(calls))
+
+
+def why_not_by_call(record: Record, has_gaps: bool) -> str:
+    """Return why the values of a site can't be put into the calls that they came from; "" if they can."""
+    site, kept = record.site, len(record.stamps())
+    if site.is_gradient:
+        return "and gradients are kept in the order of the backward passes, not of the calls"
+    if site.function:
+        return "and a function is counted from 0 again in each call of its module"
+    if site.call is not None:
+        return f"and '#{site.call}' is one call in each block"
+    if has_gaps:
+        others = f"the latest of {record.count}" if record.count > kept else "and others have no value here"
+        return f"{others}: it is unknown which call each value belongs to (keep='all' keeps them all)"
+    return ""
+
+
+def refuse_calls(record: Record, reason: str) -> None:
+    """Raise because one value has to be chosen of the calls of a site."""
+    site = str(record.site)
+    raise EditError(
+        f"'{site}' has {count(len(record.stamps()), 'call')} in this cache, {reason}; choose one, as in "
+        f"{{{site!r}: cache.calls({site!r})[0]}}; dict(cache) has the latest of each"
+    )
+
+
+def _each(values: Mapping[str, Sequence[Any]]) -> Iterator[tuple[str, int, Any]]:
+    """Yield each site, call and value."""
+    return ((site, number, value) for site, calls in values.items() for number, value in enumerate(calls))
+
+
+def _listed(found: Mapping[Any, str]) -> str:
+    """List what was found, and not all of it if there is much."""
+    more = " …" if len(found) > _MOST else ""
+    return ", ".join(list(found.values())[:_MOST]) + more
+
+
+def _part_to_select(values: Iterable[tuple[str, Any]]) -> str:
+    """Return a hint that names the first tensor in a nested value; "" if there is none."""
+    for site, value in values:
+        places = leaf_places(value) if not isinstance(value, Tensor) else []
+        if places:
+            return f"; name the part, as in {site + write_subscripts(places[0])!r}"
+    return ""
+
+
+def _joined(join: Callable[[list[Tensor]], Tensor], tensors: list[Tensor]) -> Tensor:
+    try:
+        return join(tensors)
+    except RuntimeError as error:  # For example, the tensors are on different devices.
+        raise HooklineError(f"these values can't be joined: {first_line(error)}") from error
