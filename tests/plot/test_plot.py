@@ -44,6 +44,34 @@ def test_the_picture_is_chosen_by_the_values_and_named_by_its_axes(values, kind,
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_picture_says_which_of_several_calls_it_shows(kind):
+    model = nn.ModuleDict({f"h{layer}": nn.Identity() for layer in range(2)})
+    with hl.capture(model, "*", "*:grad_output", keep="all") as acts:
+        for _ in range(3):
+            for module in model.values():
+                module(torch.rand(2, 3, 4, 4).requires_grad_() * 2).sum().backward()
+    where = "h*" if KINDS[kind].many else "h0"
+    where += "[:, 0]" if kind in ("tokens", "layers") else ""
+    assert "the latest of 3 calls" in text_of(acts.plot(where, kind))
+    assert "call 1 of those kept" in text_of(acts.plot(where, kind, call=1))
+
+
+def test_numbers_of_several_calls_are_drawn_as_curves_over_the_calls():
+    model = GPT()
+    with hl.capture(model, "h.*", keep="all", transform=torch.norm) as acts:
+        for _ in range(3):
+            model(tokens())
+    axes = acts.plot().axes[0]
+    assert (axes.get_xlabel(), len(axes.lines)) == ("call", 3)
+    assert [*axes.lines[1].get_ydata()] == [value.item() for value in acts.calls("h.1")]
+    with hl.capture(model, "h.*", keep=2, transform=torch.norm) as latest:
+        for _ in range(3):
+            model(tokens())
+    assert latest.plot().axes[0].get_xlabel() == "kept call"
+    assert "values over kept calls" in text_of(latest.select("h.*").plot())
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_draws_into_the_axes_that_are_given_and_returns_them(kind):
     acts = captured()
     values = {

@@ -296,7 +296,8 @@ class Cache(Tabular, Plottable, Mapping[str, Any]):
         if not records or not all(len(record.stamps()) > 1 and _is_real(record.peek()) for record in records):
             return None
         values = {str(record.site): [float(value) for value in record.each()] for record in records}
-        along, numbers = self._along or ("call", range(max(map(len, values.values()))))
+        name = "kept call" if any(map(self._has_gaps, records)) else "call"
+        along, numbers = self._along or (name, range(max(map(len, values.values()))))
         return Curves(values, along, numbers)
 
     def clear(self) -> None:
