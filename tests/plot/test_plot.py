@@ -43,7 +43,7 @@ def test_the_picture_is_chosen_by_the_values_and_named_by_its_axes(values, kind,
         assert (first.get_xlabel(), first.get_ylabel()) == axes
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "calls"])
 def test_every_kind_of_picture_says_which_of_several_calls_it_shows(kind):
     model = nn.ModuleDict({f"h{layer}": nn.Identity() for layer in range(2)})
     with hl.capture(model, "*", "*:grad_output", keep="all") as acts:
@@ -71,7 +71,47 @@ def test_numbers_of_several_calls_are_drawn_as_curves_over_the_calls():
     assert "values over kept calls" in text_of(latest.select("h.*").plot())
 
 
-@pytest.mark.parametrize("kind", KINDS)
+def test_a_statistic_is_drawn_over_the_calls_of_each_site():
+    model = GPT()
+    with hl.capture(model, "h.*", "h.1:grad_output", keep="all") as acts:
+        for _ in range(3):
+            model(tokens()).sum().backward()
+    ax = Figure().subplots()
+    assert acts.plot("h.*", "calls", statistic="rms", ax=ax) is ax
+    assert (ax.get_xlabel(), ax.get_ylabel(), len(ax.lines)) == ("call", "rms", 3)
+    assert [*ax.lines[1].get_xdata()] == [0, 1, 2]
+    rms = [value.double().square().mean().sqrt().item() for value in acts.calls("h.1")]
+    assert [*ax.lines[1].get_ydata()] == pytest.approx(rms)
+    norms = acts.plot(["h.1[:, -1]", "h.1:grad_output"], "calls").axes[0]
+    assert [line.get_label() for line in norms.lines] == ["h.1[:, -1]", "h.1:grad_output"]
+    assert [*norms.lines[0].get_ydata()] == pytest.approx([one[:, -1].norm().item() for one in acts.calls("h.1")])
+
+
+def test_the_calls_of_one_generation_are_drawn_as_its_steps():
+    transformers = pytest.importorskip("transformers")
+    sizes = {"n_embd": 16, "n_layer": 2, "n_head": 2, "vocab_size": 20, "bos_token_id": 0, "eos_token_id": None}
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes)).eval()
+    asked = {"max_new_tokens": 4, "attention_mask": torch.ones(2, 3, dtype=torch.long), "pad_token_id": 0}
+    with hl.capture(model, "transformer.h.*", "lm_head", keep="all") as acts:
+        model.generate(torch.ones(2, 3, dtype=torch.long), **asked)
+        once = acts.select("transformer.h.*", "lm_head").plot(kind="calls")
+        model.generate(torch.ones(2, 3, dtype=torch.long), **asked)
+    axes = once.axes[0]
+    assert (axes.get_xlabel(), [*axes.lines[0].get_xdata()]) == ("step", [0, 1, 2, 3])
+    assert "norm over steps" in text_of(once)
+    assert acts.plot("transformer.h.1[..., 3]", "calls").axes[0].get_xlabel() == "call"  # Of two generations.
+
+
+def test_calls_are_drawn_only_where_there_are_several():
+    acts = captured()
+    with pytest.raises(HooklineError, match=r"'h.0' has one call here; capture it with keep='all'; what fits is"):
+        acts.plot("h.*", "calls")
+    for option in ({"call": 0}, {"sample": 0}, {"tokens": ["a"]}):
+        with pytest.raises(HooklineError, match=f"{next(iter(option))}= has no meaning for 'calls'"):
+            acts.plot("h.*", "calls", **option)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "calls"])
 def test_every_kind_draws_into_the_axes_that_are_given_and_returns_them(kind):
     acts = captured()
     values = {

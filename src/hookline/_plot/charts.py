@@ -144,6 +144,8 @@ def curves(
     for name, heights in many.items():
         site = Site.parse(name)
         quantity, place = site.index.strip('[]"'), str(site._replace(index="")) or '""'
+        if options.label is not None:
+            quantity, place = options.label, name or '""'
         line = PlotLine(place, list(numbers[: len(heights)]), list(heights), site.is_gradient)
         panels.setdefault(quantity, []).append(line)
     if ax is not None and len(panels) > 1:

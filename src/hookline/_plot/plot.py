@@ -12,12 +12,15 @@ from hookline._option_checks import refuse_flags_or_none, refuse_numbers, refuse
 from hookline._plot.plot_data import (
     NamedTensor,
     PlotOptions,
+    dense,
     families,
     full_shape,
     is_drawable,
     is_gradient,
     kind_of,
+    measure,
     refuse_statistic,
+    statistic_name,
     tensor_to_draw,
 )
 from hookline._sites.language import Site
@@ -51,11 +54,12 @@ KINDS = {
     "depth": Kind(False, True),
     "flow": Kind(False, True),
     "dead": Kind(False, True, 1, "units"),
+    "calls": Kind(True, True),
 }
 
 OF_A_SAMPLE = ("maps", "attention", "tokens", "layers")
 OF_TOKENS = ("attention", "tokens", "layers")
-OF_A_STATISTIC = ("layers", "depth", "flow")
+OF_A_STATISTIC = ("layers", "depth", "flow", "calls")
 
 
 class PlotValues(NamedTuple):
@@ -81,8 +85,8 @@ class Plottable:
         """Return the values at some places; at all of them if `where` is empty."""
         raise NotImplementedError
 
-    def _over_calls(self, where: Sequence[str | Site]) -> Curves | None:
-        """Return the values as curves, if each place has one number for each of several calls."""
+    def _over_calls(self, where: Sequence[str | Site], statistic: str | None) -> Curves | None:
+        """Return a statistic of several calls as curves; without a statistic, the values if they are single numbers."""
         return None
 
     @overload
@@ -117,15 +121,17 @@ class Plottable:
 
         `acts.plot("h.*", tokens=words)` is a heat map of tokens and layers, `acts.plot("h.*", "flow")` gradient flow.
         Single numbers of several calls, such as `watch.log` has, are drawn as curves; with a kind or `call=`, those of
-        one call are drawn.
+        one call are drawn. `acts.plot("h.*", "calls")` draws a statistic of each site over its calls, such as the steps
+        of a generation.
 
         Args:
             where: A site or a pattern, which may have subscripts (`"h.0.attn[1]"`, `"conv[:, 8:16]"`), or a list.
             kind: For one value "maps", "attention", "tokens", "units" or "histogram"; for several "layers" (token ×
-                layer), "depth", "flow" (activations and gradients), "dead", "histogram" or "attention".
+                layer), "depth", "flow" (activations and gradients), "dead", "histogram" or "attention"; for one or
+                several "calls".
             ax: The axes to draw into; by default, those of a new figure, which shows itself in a notebook.
-            statistic: What "layers", "depth" and "flow" show: "norm", "rms", "mean", "std", "min", "max", "abs",
-                "zeros", "nan" or "inf".
+            statistic: What "layers", "depth", "flow" and "calls" show: "norm", "rms", "mean", "std", "min", "max",
+                "abs", "zeros", "nan" or "inf".
             tokens: The labels of tokens: those of the sample, or a list for each sample.
             sample: Which sample "maps", "attention", "tokens" and "layers" show, instead of the first. With a store,
                 every kind draws only the rows of this sample.
@@ -139,9 +145,13 @@ class Plottable:
             raise NotCaptured(f"{where!r} is a kind of picture, not a site here; write plot(kind={where!r})")
         _refuse_options(statistic, sample, call, log, title)
         places = _places_in(where)
-        curves = self._over_calls(places) if kind is None and call is None and sample is None else None
+        curves = self._over_calls(places, None) if kind in (None, "calls") and call is None and sample is None else None
+        label = None
+        if kind == "calls" and curves is None:
+            _refuse_for_calls(call=call, sample=sample, tokens=tokens)
+            curves, label = self._over_calls(places, statistic), statistic_name(statistic)
         if curves is not None:
-            return plot_curves(curves.values, curves.along, curves.numbers, ax=ax, log=log, title=title)
+            return plot_curves(curves.values, curves.along, curves.numbers, ax=ax, log=log, title=title, label=label)
         drawn = self._to_draw(places, call, sample)
         values = {**drawn.values, **self._gradients_of(drawn.values, call, sample)} if kind == "flow" else drawn.values
         return plot(
@@ -177,6 +187,19 @@ def _refuse_options(statistic: Any, sample: Any, call: Any, log: Any, title: Any
     refuse_flags_or_none(log=log)
     if title is not None:
         refuse_texts(title=title)
+
+
+def _refuse_for_calls(**given: Any) -> None:
+    for name, one in given.items():
+        if one is not None:
+            raise HooklineError(f"{name}= has no meaning for 'calls', which draws a statistic of every call")
+
+
+def statistic_of(site: str, value: Any, statistic: str | None) -> float:
+    """Return a statistic of a value; without one, the number that the value is."""
+    if statistic is None:
+        return float(value)
+    return measure(dense(tensor_to_draw(site, value).tensor), statistic)
 
 
 def one_call(site: str, calls: Sequence[Any], call: int) -> Any:
@@ -237,12 +260,15 @@ def plot(
 
 def plot_curves(
     values: Mapping[str, Sequence[float]], along: str, numbers: Sequence[int], *, ax: Axes | None, log: bool | None,
-    title: str | None,
+    title: str | None, label: str | None = None,
 ) -> Figure | Axes:  # fmt: skip
-    """Draw one number of each site over its calls; `numbers` are the positions of calls along the axis `along`."""
+    """Draw one number of each site over its calls; `numbers` are the positions of calls along the axis `along`.
+
+    Without `label`, the name of the quantity is the subscript of a site, such as `["rms"]`.
+    """
     _refuse_other_axes(ax)
     charts, _ = _painters()
-    drawn: Axes = charts.curves(values, ax, along, numbers, PlotOptions(log=log, title=title))
+    drawn: Axes = charts.curves(values, ax, along, numbers, PlotOptions(log=log, title=title, label=label))
     return drawn if ax is not None else cast("Figure", drawn.figure)
 
 
@@ -320,6 +346,8 @@ def _why_not(kind: str, many: Mapping[str, NamedTensor]) -> str:
     first, *_ = many
     if len(many) > 1 and not needed.many:
         return f"it shows one value, and there are {len(many)}; choose one, as in {first!r}"
+    if kind == "calls":
+        return f"{first!r} has one call here; capture it with keep='all'"
     if kind == "flow" and not any(map(is_gradient, many)):
         return f"there are no gradients; capture them too, as in {first + ':grad_output'!r}"
     if kind in ("depth", "layers") and is_grid(many):
