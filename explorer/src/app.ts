@@ -32,7 +32,7 @@ export function chooseSite(app: App, number: number): void {
 
 /** The part of a site's name after the path of its module: "/softmax", ":input[0]", or nothing. */
 export function suffixOf(site: Site): string {
-  const number = (call: number | null): string => (call === null ? "" : `#${call}`);
+  const number = (call: number | string | null): string => (call === null ? "" : `#${call}`);
   const dot = site.path && site.member.endsWith("()") ? "." : "";
   const port = site.port === "output" ? "" : `:${site.port}`;
   return number(site.within) + dot + site.member + number(site.call) + port + site.index;

@@ -35,6 +35,15 @@ export interface Packed {
 /** A statistic for each token of each sample shown. */
 export type ByToken = Record<string, unknown[][]>;
 
+/** Statistics of a site in several calls. */
+export interface OverCalls {
+  along: string; // "step" if the calls are the steps of a generation.
+  numbers: number[]; // The calls that are listed, out of `of`.
+  of: number;
+  joined: boolean; // Whether the value is that of all calls, joined to one sequence; else it is the latest.
+  stats: Record<string, number[]>;
+}
+
 export interface Site {
   number: number; // The site's index in the list of sites.
   name: string;
@@ -43,8 +52,8 @@ export interface Site {
   member: string;
   index: string;
   parts: (number | string)[][]; // For each subscript that selects this tensor in its value, all ways to write it.
-  call: number | null;
-  within: number | null;
+  call: number | string | null; // Several calls as they are written, without the `#`.
+  within: number | string | null;
   order: number;
   kind: string;
   dtype: string;
@@ -53,6 +62,7 @@ export interface Site {
   gradient: number | null; // The site of this value's gradient.
   value: number | null; // The site of the value that this is the gradient of.
   calls: number[];
+  over: (OverCalls | null)[]; // Of run A and of run B, if several calls were kept.
   stats: (Stats | null)[]; // Of run A, of run B, and of their difference, as in the next three fields.
   histogram: (Histogram | null)[];
   tokens: (ByToken | null)[] | null;
@@ -134,6 +144,7 @@ function complete(page: Page): Page {
     site.number = number;
     site.stats = (site.stats ?? []).map((stats) => stats && numbersOf(stats));
     site.histogram = (site.histogram ?? []).map((one) => one && { ...one, low: real(one.low), high: real(one.high) });
+    site.over = (site.over ?? []).map((over) => over && { ...over, stats: Object.fromEntries(Object.entries(over.stats).map(([name, values]) => [name, values.map(real)])) });
     site.picture ??= [];
     site.shape ??= [];
     site.parts ??= [];

@@ -1,7 +1,8 @@
-/** Match places against a pattern: its path, its member and its subscripts, each separately (see sites.ts). */
+/** Match places against a pattern: its path, its member and its subscripts, each separately (see sites.ts and calls.ts). */
 
 import { ANY_NAME, matchName, matchNames } from "./names";
 import { alternativesOf, Slice, STAR, type Pattern, type Subscript } from "./sites";
+import { Tokens } from "./tokens";
 
 /** Whether the wildcards of a pattern match this module path. */
 export function matchesPath(pattern: Pattern, path: string): boolean {
@@ -60,5 +61,6 @@ function means(asked: Subscript, had: Subscript): boolean {
     return both && asked.every((one, place) => means(one, had[place]!));
   }
   if (asked instanceof Slice && had instanceof Slice) return asked.bounds.every((bound, place) => bound === had.bounds[place]);
+  if (asked instanceof Tokens && had instanceof Tokens) return asked.text === had.text;
   return asked === had;
 }

@@ -6,6 +6,7 @@ import type { Site, Stats } from "./data";
 import { depthSites, familiesOf, firstTensors, shortNames, withoutIntegers } from "./families";
 import { element, replace } from "./elements";
 import { plural } from "./numbers";
+import { severalCalls } from "./overcalls";
 import { RUN } from "./panels";
 import type { Drawn } from "./sitepage";
 import { tokenMap } from "./tokenmap";
@@ -98,6 +99,7 @@ function familyChoice(app: App, sites: Site[], drawn: number): HTMLElement {
     { class: "families" },
     element("h3", {}, app.state.search ? `${plural(sites.length, "site")} that match${sites.length === 1 ? "es" : ""}` : `${plural(sites.length, "site")}${families[0] && families[0].sites.length === sites.length ? ` of ${families[0].pattern}` : " in the order they ran"}`),
     drawn < sites.length ? element("span", { class: "hint" }, `${drawn.toLocaleString("en-US")} are drawn: no integers, and of each value one tensor;`) : null,
+    severalCalls(sites) ? element("span", { class: "hint several-calls" }, `${severalCalls(sites)};`) : null,
     buttons.length ? element("span", { class: "hint" }, "patterns that fit here:") : null,
     buttons,
   );

@@ -1,5 +1,6 @@
 /** Find the text of the search box: as a pattern of the site language, or else as a part of a name. */
 
+import { meansCalls } from "./calls";
 import type { Page, Site } from "./data";
 import { matchesMember, matchesPath, matchesSubscripts } from "./matching";
 import { parse, SiteError, subscriptsOf, type Pattern } from "./sites";
@@ -45,8 +46,7 @@ export function findPattern(page: Page, pattern: Pattern): Found {
 /** Whether a pattern matches this place, or a part of its value. */
 function meant(pattern: Pattern, place: Place): boolean {
   if (pattern.port !== place.port || !matchesPath(pattern, place.path)) return false;
-  if (pattern.call !== null && pattern.call !== place.call) return false;
-  if (pattern.within !== null && pattern.within !== place.within) return false;
+  if (!meansCalls(pattern.call, place.call) || !meansCalls(pattern.within, place.within)) return false;
   return matchesMember(place.member, pattern.member) && matchesSubscripts(pattern.subscripts, subscriptsOf(place.index), place.parts);
 }
 

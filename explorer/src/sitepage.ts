@@ -5,6 +5,7 @@ import type { Module, Site, Warning } from "./data";
 import { element } from "./elements";
 import { histogramChart } from "./histogram";
 import { count, plural } from "./numbers";
+import { callsOf, overCalls } from "./overcalls";
 import { Panels, RUN } from "./panels";
 import { statisticsTable } from "./statistics";
 import type { View } from "./state";
@@ -24,6 +25,7 @@ export function sitePage(app: App, asked: Site): Drawn {
   const module = moduleOf(app.page, site);
   const panels = [new Panels(app, site, gradient ? "Value" : titleOf(site))];
   if (gradient && app.state.gradient) panels.push(new Panels(app, gradient, "Gradient", sameShape(site, gradient) ? site.kind : gradient.kind));
+  const calls = overCalls(app, site);
   const spread = element("div", { class: "spread" });
   const drawSpread = (): void => drawHistograms(app, site, app.state.gradient ? gradient : null, spread);
   const page = element(
@@ -35,7 +37,7 @@ export function sitePage(app: App, asked: Site): Drawn {
     element(
       "div",
       { class: "columns" },
-      element("div", { class: "pictures" }, panels.map((one) => one.element)),
+      element("div", { class: "pictures" }, panels.map((one) => one.element), calls?.element ?? null),
       element(
         "div",
         { class: "figures" },
@@ -44,7 +46,7 @@ export function sitePage(app: App, asked: Site): Drawn {
       ),
     ),
   );
-  return { element: page, draw: () => { panels.forEach((one) => one.draw()); drawSpread(); } };
+  return { element: page, draw: () => { panels.forEach((one) => one.draw()); calls?.draw(); drawSpread(); } };
 }
 
 /** The page of a module at which nothing was captured. */
@@ -103,13 +105,12 @@ function crumbs(app: App, path: string, rest = ""): HTMLElement {
 }
 
 function facts(module: Module | null, site: Site | null): HTMLElement {
-  const calls = site ? site.calls.filter((one) => one > 0) : [];
   const parts: [string, string][] = [
     ["type", module?.type ?? ""],
     ["shape", site ? shapesOf(site).join(" and ") : (module?.shape ?? "")],
     ["dtype", site?.dtype ?? module?.dtype ?? ""],
     ["parameters", module?.parameters ? count(module.parameters) : ""],
-    ["calls", calls.some((one) => one > 1) ? calls.join(" and ") : module?.calls === 0 ? "none" : ""],
+    ["calls", (site && callsOf(site)) || (module?.calls === 0 ? "none" : "")],
     ["call order", module?.order === null || module?.order === undefined ? "" : String(module.order)],
     ["also named", (module?.also ?? []).join(", ")],
   ];

@@ -1,31 +1,32 @@
 /**
  * The site language: what a user writes to name places in a model.
  *
- *     path [#call] [.method() or /function] [#call] [:port] [subscripts]        h.3#2/softmax#1:input[:, -1]
+ *     path [#calls] [.method() or /function] [#calls] [:port] [subscripts]        h.3#2/softmax#1:input[:, -1]
  *
  * This is `src/hookline/_sites/language.py` in TypeScript, function by function: a text matches the same sites on the page as in
- * Python, and a test compares the two. Change them together.
+ * Python, and a test compares the two. Change them together. What may follow a `#` is in calls.ts, what may follow an `@` in
+ * tokens.ts.
  */
 
+import { readCalls, type Wanted } from "./calls";
 import type { Alternatives, Segments } from "./names";
+import { ENDS, integer, matchAt, SPACE } from "./reading";
+import { readTokens, Tokens } from "./tokens";
 
 const PORTS = ["output", "input", "inputs", "grad_output", "grad_input", "grad_inputs", "param"];
 const LONGEST_TEXT = 4096;
 const LARGEST_INTEGER = 2 ** 31;
 const MOST_ALTERNATIVES = 1024;
 
-// Python's \s, \w and \d, which differ from JavaScript's outside ASCII.
-const SPACE = "[\\t-\\r\\x1c-\\x20\\x85\\xa0\\u1680\\u2000-\\u200a\\u2028\\u2029\\u202f\\u205f\\u3000]";
 const TOKEN = new RegExp(
   `${SPACE}*(?:(-?\\p{Nd}+)|(\\.\\.\\.)|(None)|(\\*)|(:)|(,)|(\\])|("(?:[^"\\\\]|\\\\.)*"|'(?:[^'\\\\]|\\\\.)*'))`,
   "suy",
 );
 const PLAIN = /[^.:[#/(*{\\]+/uy;
-const CALL = /\p{Nd}{1,10}/uy;
+const TOKENS = new RegExp(`${SPACE}*(?=@)`, "uy");
 const PORT = /[\p{L}\p{N}_]*/uy;
 const SPECIAL = /[\\*{}[\]:#/()]/u;
 const MEMBER = /^[\p{L}\p{N}_*{},]+$/u;
-const ENDS = new RegExp(`^${SPACE}+|${SPACE}+$`, "gu");
 const AROUND_COMMAS = new RegExp(`(?<=[{,])${SPACE}+|${SPACE}+(?=[},])`, "gu");
 
 /** An error in a text, with its position. */
@@ -40,7 +41,7 @@ export class Slice {
   constructor(readonly bounds: readonly (number | null)[]) {}
 }
 
-type Item = number | string | null | symbol | Slice;
+type Item = number | string | null | symbol | Slice | Tokens;
 export type Subscript = Item | Item[];
 
 const ROOT: Segments = [[[""]]];
@@ -52,31 +53,33 @@ export interface Pattern {
   segments: Segments;
   port: string;
   subscripts: Subscript[];
-  call: number | null;
+  call: Wanted;
   member: string;
-  within: number | null;
+  within: Wanted;
 }
 
 /** Read one text of the site language. */
 export function parse(text: string): Pattern {
   if ([...text].length > LONGEST_TEXT) throw new SiteError(`more than ${LONGEST_TEXT} characters`);
   let [segments, position] = parsePath(text);
-  let call: number | null;
-  [call, position] = parseCall(text, position);
+  let call: Wanted;
+  [call, position] = parseCalls(text, position);
   let member = "";
-  let within: number | null = null;
+  let within: Wanted = null;
   if (["/", ".", "("].includes(text.charAt(position))) {
     [segments, member, position] = parseMember(text, position, segments);
     within = call;
-    [call, position] = parseCall(text, position);
+    [call, position] = parseCalls(text, position);
   }
   let port: string;
   [port, position] = parsePort(text, position);
   let subscripts: Subscript[];
   [subscripts, position] = parseSubscripts(text, position);
-  if (call === null) [call, position] = parseCall(text, position);
+  if (call === null) [call, position] = parseCalls(text, position);
   if (position < text.length) refuse(position, `unexpected “${text.charAt(position)}”`);
   if (port === "param" && (member || call !== null)) refuse(text.indexOf(":param"), "“:param” has no calls and no members");
+  const tokens = subscripts.flat().filter((item) => item instanceof Tokens).length;
+  if (tokens > 1 || (tokens && port === "param")) refuse(0, tokens > 1 ? "a site names its tokens once" : "a parameter has no tokens");
   const literal = segments.every((names) => names !== null && names.length === 1 && names[0]!.length === 1);
   const path = literal ? segments.map((names) => names![0]![0]!).join(".") : null;
   return { text, path, segments, port, subscripts, call, member, within };
@@ -182,10 +185,11 @@ function append(alternatives: Alternatives, text: string): void {
   for (const pieces of alternatives) pieces[pieces.length - 1] += text;
 }
 
-function parseCall(text: string, position: number): [number | null, number] {
+function parseCalls(text: string, position: number): [Wanted, number] {
   if (text.charAt(position) !== "#") return [null, position];
-  const digits = matchAt(CALL, text, position + 1)?.[0] ?? refuse(position, "“#” takes the number of a call, from 0");
-  return [integer(digits), position + 1 + digits.length];
+  const [calls, end] = readCalls(text, position + 1);
+  if (calls === null || ["-", ","].includes(text.charAt(end))) refuse(position, "“#” takes calls: “#0”, “#1:”, “#:3”, “#{0,2}”, “#*” or “#-1”");
+  return [calls, end];
 }
 
 function parsePort(text: string, position: number): [string, number] {
@@ -212,6 +216,13 @@ function parseSubscript(text: string, start: number): [Subscript, number] {
   let parts: Item[] = []; // The item being read, with the colons of a slice in it.
   let position = start + 1;
   for (;;) {
+    const mark = matchAt(TOKENS, text, position);
+    if (mark) {
+      const [tokens, end, problem] = readTokens(text, position + mark[0].length);
+      parts.push(tokens ?? refuse(position, problem));
+      position = end;
+      continue;
+    }
     const match = matchAt(TOKEN, text, position) ?? refuse(position, "not a subscript");
     position += match[0].length;
     const kind = match.findIndex((group, place) => place > 0 && group !== undefined);
@@ -255,22 +266,6 @@ function finishSubscript(start: number, items: Item[]): Subscript {
   if (items.length > 1 && items.some((item) => typeof item === "string")) refuse(start, "a key stands alone in its brackets");
   if (items.filter((item) => item === ELLIPSIS).length > 1) refuse(start, "more than one “...”");
   return items.length === 1 ? items[0]! : items;
-}
-
-function matchAt(expression: RegExp, text: string, position: number): RegExpExecArray | null {
-  expression.lastIndex = position;
-  return expression.exec(text);
-}
-
-/** Read digits of any script, as Python's int() does: the ten digits of a script are consecutive in Unicode. */
-function integer(text: string): number {
-  const digits = [...text].map((digit) => {
-    if (digit <= "9") return digit;
-    let zero = digit.codePointAt(0)!;
-    while (/\p{Nd}/u.test(String.fromCodePoint(zero - 1))) zero -= 1;
-    return String((digit.codePointAt(0)! - zero) % 10);
-  });
-  return Number(digits.join(""));
 }
 
 function lengthOf(text: string): number {

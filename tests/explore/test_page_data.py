@@ -41,7 +41,7 @@ def test_every_field_of_a_page_is_as_the_front_end_expects_it(model, ids, path):
                 "shape",
                 "describe",
             ),
-            *("gradient", "value", "calls", "stats", "histogram", "tokens", "picture"),
+            *("gradient", "value", "calls", "over", "stats", "histogram", "tokens", "picture"),
         ]
         assert Site.parse(site["name"]) == Site(**{name: site[name] for name in Site._fields})
         assert len(site["stats"]) == len(site["histogram"]) == len(site["picture"]) == 3
@@ -245,3 +245,10 @@ def test_what_was_measured_is_in_it(model, ids, path):
     assert left["rows"][0] == {"name": "h.0", "value": 0.5, "site": number, "module": "h.0"}
     assert left["rows"][1] == {"name": "h.0.mlp[:, 0]", "value": 0.25, "site": None, "module": "h.0.mlp"}
     assert (other["title"], other["base"], other["rows"][0]["value"]) == ("other", None, "nan")
+
+
+def test_several_calls_and_tokens_of_a_site_stand_on_the_page_as_they_are_written(path):
+    names = ["h.0#1:", "h.0#{0,2}/softmax#-1", "h.0#3", "h.0[:, @prompt[-1]]", "h.0[:, @(3, 5)]"]
+    sites = data_of(hl.explore({name: torch.ones(2, 3) for name in names}, to=path))["sites"]
+    assert [site["name"] for site in sites] == names
+    assert [(site["call"], site["within"]) for site in sites[:3]] == [("1:", None), ("-1", "{0,2}"), (3, None)]

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from hookline import Site
 from hookline._explore.alarms import Alarm, SiteSummary, alarms
 from hookline._explore.excerpts import (
+    DIGITS,
     WEIGHTS,
     FullValue,
     Pick,
@@ -31,7 +32,7 @@ from hookline._explore.excerpts import (
     share,
 )
 from hookline._explore.module_tree import Node, tree
-from hookline._explore.run_or_load import Run, SiteValue
+from hookline._explore.run_or_load import OverCalls, Run, SiteValue
 from hookline._plot.plot_data import DIMENSIONS
 from hookline._scan.scan import Scan
 from hookline.errors import HooklineError
@@ -83,7 +84,9 @@ class PageSite:
         site = self.entry.site
         return {
             "name": str(site),
-            **{name: getattr(site, name) for name in ("path", "port", "member", "index", "call", "within")},
+            **{name: getattr(site, name) for name in ("path", "port", "member", "index")},
+            "call": _calls_as_json(site.call),
+            "within": _calls_as_json(site.within),
             "parts": self.entry.parts,
             "order": self.number,
             "kind": self.kind,
@@ -93,6 +96,9 @@ class PageSite:
             "gradient": gradient,
             "value": value,
             "calls": [0 if entry is None else entry.calls for entry in self.entries],
+            "over": [
+                None if entry is None or entry.over is None else _over_as_json(entry.over) for entry in self.entries
+            ],
             "stats": [None if summary is None else summary.stats() for summary in self.summaries],
             "histogram": [None if summary is None else summary.histogram() for summary in self.summaries],
         }
@@ -102,6 +108,18 @@ class PageSite:
         pairs = [_excerpt(value, bytes) for value in self.values]
         tokens = [None if pair is None else of_tokens(*pair) for pair in pairs] if self.kind == "tokens" else None
         return {"tokens": tokens, "picture": [None if pair is None else _picture(*pair, bytes) for pair in pairs]}
+
+
+def _over_as_json(over: OverCalls | None) -> dict[str, Any] | None:
+    if over is None:
+        return None
+    stats = {name: [number(float(f"{one:.{DIGITS}g}")) for one in each] for name, each in over.stats.items()}
+    return {**over._asdict(), "stats": stats}
+
+
+def _calls_as_json(wanted: Any) -> int | str | None:
+    """Return the calls of a site: a number, or several as they are written."""
+    return wanted if wanted is None or isinstance(wanted, int) else str(wanted)
 
 
 def _excerpt(value: FullValue | None, bytes: float) -> tuple[FullValue, list[Pick]] | None:

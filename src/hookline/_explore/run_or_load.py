@@ -15,6 +15,7 @@ from hookline import Cache, Hooks, Site
 from hookline._kernel import (
     DEEPEST,
     Where,
+    along_calls,
     children,
     describe,
     fields,
@@ -28,7 +29,7 @@ from hookline._kernel import (
     unwrap,
     write_subscripts,
 )
-from hookline._plot.plot_data import dense
+from hookline._plot.plot_data import dense, measure
 from hookline._scan.fake_run import call_arguments_of, refuse_lazy
 from hookline._scan.list_sites import dtypes_and_shapes, every_module
 from hookline._scan.restore_modules import buffers_as_found, left_as_found
@@ -39,7 +40,19 @@ from hookline._tables import count
 from hookline.errors import HooklineError, NeverFired, SiteError, StaleValue
 
 Loss = Callable[[Any], Tensor]
+OF_CALLS = ("norm", "rms", "mean", "std", "abs", "min", "max")
+MOST_CALLS = 64  # The most calls of a site whose statistics are on a page.
 MOST_PARTS = 8  # The most tensors of one value that are shown: a key-value cache has two for each layer.
+
+
+class OverCalls(NamedTuple):
+    """Statistics of a site in several calls."""
+
+    along: str  # "step" if the calls are the steps of a generation, else "call".
+    numbers: list[int]  # The calls that are listed, and how many there are.
+    of: int
+    joined: bool  # Whether the value shown is that of all calls, joined to one sequence; else it is the latest.
+    stats: dict[str, list[float]]
 
 
 class SiteValue(NamedTuple):
@@ -53,6 +66,7 @@ class SiteValue(NamedTuple):
     calls: int
     # For each subscript that selects the tensor in its value, all ways to write it.
     parts: tuple[tuple[int | str, ...], ...] = ()
+    over: OverCalls | None = None  # If several calls were kept.
 
 
 @dataclass
@@ -154,14 +168,23 @@ def run_of(what: Any, name: str) -> Run:
     run = Run(name)
     for site, values, calls in _each(what):
         for entry in _entries(site, values, calls, run.notes):
-            run.entries[entry.site] = entry
+            run.entries[entry.site] = _over_calls(what, site, entry) if isinstance(what, Cache) else entry
     if isinstance(what, Cache):
         run.silent = sites_without_values(what)
+        run.notes += _notes_of_calls(run)
     if isinstance(what, Store):
         run.notes.append(
             f"{name}: a store of {count(what.samples, 'sample')}; statistics are of all, pictures of the first"
         )
     return run
+
+
+def _notes_of_calls(run: Run) -> list[str]:
+    """Return a note if only the latest of several calls is shown."""
+    latest = [one for one in run.entries.values() if one.calls > 1 and not (one.over and one.over.joined)]
+    hint = "" if all(one.over for one in latest) else "; capture with keep='all' to see how they change"
+    found = f"{run.name}: {count(len(latest), 'site')} passed in several calls, of which the latest is shown{hint}"
+    return [found] if latest else []
 
 
 def _each(what: Mapping[Any, Any]) -> Iterator[tuple[Site, Any, int]]:
@@ -194,6 +217,34 @@ def _entries(site: Site, value: Any, calls: int, notes: list[str]) -> Iterator[S
         named = site._replace(index=site.index + write_subscripts(place))
         entry = _entry(named, tensor, text if not place else f"{describe(tensor)}, of {text}", calls)
         yield entry._replace(parts=_ways(value, place))
+
+
+def _over_calls(cache: Cache, site: Site, entry: SiteValue) -> SiteValue:
+    """Add what is known of the other calls: statistics of each, and the whole sequence if they are steps of one."""
+    try:
+        calls = cache.calls(site)
+        place = entry.site.subscripts[len(site.subscripts) :]
+        parts = [get_part(value, place) for value in calls]
+    except (HooklineError, SiteError):  # A value was overwritten, or a part is not in every call.
+        return entry
+    if len(parts) < 2 or entry.source is None or not all(isinstance(part, Tensor) for part in parts):
+        return entry
+    along, numbers = along_calls(cache, site)
+    chosen = range(0, len(parts), -(-len(parts) // MOST_CALLS))
+    stats = {name: [measure(dense(parts[at]), name) for at in chosen] for name in OF_CALLS}
+    whole = _sequence(cache, entry.site) if along == "step" else None
+    over = OverCalls(along, [numbers[at] for at in chosen], len(parts), whole is not None, stats)
+    if whole is None:
+        return entry._replace(over=over)
+    return _entry(entry.site, whole, describe(whole), entry.calls)._replace(over=over, parts=entry.parts)
+
+
+def _sequence(cache: Cache, site: Site) -> Tensor | None:
+    """Return the tokens of a whole generation as one value; None if the calls are no such tokens."""
+    try:
+        return cache.select(str(site)).tokens(str(site))
+    except HooklineError:
+        return None
 
 
 def _ways(value: Any, place: tuple[Any, ...]) -> tuple[tuple[int | str, ...], ...]:
