@@ -51,6 +51,7 @@ NAMES = {
     *("Generation", "Images", "Texts"),
     *("HooklineWarning", "StopForward"),
     *("BadValue", "pinned", "sweep", "watch"),
+    *("tell_tokens", "tokens"),
 }
 
 # These may write to a module: the engine shadows forwards, and a run on fake tensors undoes its own changes.

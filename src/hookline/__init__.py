@@ -25,6 +25,7 @@ from hookline.errors import (
 if _typing.TYPE_CHECKING:
     from hookline._cache.cache import Cache
     from hookline._engine.offload import pinned
+    from hookline._engine.sequences import tell_tokens
     from hookline._explore.explore import explore
     from hookline._harvest.generation import Generation
     from hookline._harvest.harvest import Harvest, harvest
@@ -37,6 +38,7 @@ if _typing.TYPE_CHECKING:
     from hookline._sites.language import Site
     from hookline._store.store import Store
     from hookline._sweep.sweep import sweep
+    from hookline._values.tokens import tokens
     from hookline._watch.watch import watch
     from hookline.points.check import check
     from hookline.points.hook_points import HookPoint
@@ -83,6 +85,8 @@ __all__ = [
     "sites",
     "skip",
     "sweep",
+    "tell_tokens",
+    "tokens",
     "watch",
 ]
 
@@ -90,6 +94,7 @@ __all__ = [
 _LATER = {
     "hookline._cache.cache": ("Cache",),
     "hookline._engine.offload": ("pinned",),
+    "hookline._engine.sequences": ("tell_tokens",),
     "hookline._explore.explore": ("explore",),
     "hookline._harvest.generation": ("Generation",),
     "hookline._harvest.harvest": ("Harvest", "harvest"),
@@ -102,6 +107,7 @@ _LATER = {
     "hookline._sites.language": ("Site",),
     "hookline._store.store": ("Store",),
     "hookline._sweep.sweep": ("sweep",),
+    "hookline._values.tokens": ("tokens",),
     "hookline._watch.watch": ("watch",),
     "hookline.points": ("HookPoint", "HookedModel", "auto_hook", "check"),
 }

@@ -23,6 +23,10 @@ from hookline._values.nested import (
     rebuild as rebuild,  # A container of the same kind with other parts.
     shape_of as shape_of,  # The shape of a value in text.
 )
+from hookline._values.tokens import (
+    Tokens as Tokens,  # Tokens that a subscript names, such as `@prompt[-1]`.
+    tokens_in as tokens_in,  # The tokens that subscripts name, or None.
+)
 from hookline._values.fit import same_values as same_values  # True if two values have the same structure and numbers.
 
 # Copies of tensors.
@@ -61,6 +65,7 @@ from hookline._sites.tree import (
     unwrap as unwrap,  # The model inside DDP, FSDP, torch.compile and other wrappers.
     wrapped_model as wrapped_model,  # The model inside one such wrapper.
 )
+from hookline._sites.calls import is_wanted as is_wanted  # True if a site means the call of this number.
 from hookline._sites.language import (
     matches_name as matches_name,  # True if a name matches a pattern.
     parse as parse,  # Read a site, or a pattern of sites, from text.
@@ -76,6 +81,9 @@ from hookline._engine.action import (
     Observer as Observer,  # The base class of a client's actions: it is called with each value, and changes none.
     OutputObserver as OutputObserver,  # An observer of whole outputs with the least cost: its `keep` is called.
 )
+from hookline._hooks.calls_and_tokens import (
+    is_open_ended as is_open_ended,  # True if more calls or tokens of a site may always come.
+)
 from hookline._hooks.for_clients import (
     add_observers as add_observers,  # Add observers to hooks.
     arguments_by_name as arguments_by_name,  # The arguments of a call by the names of its parameters.
@@ -84,11 +92,14 @@ from hookline._hooks.for_clients import (
 )
 from hookline._engine.shadowed_forward import (
     is_shadow as is_shadow,  # True if hookline put this attribute on an instance.
+)
+from hookline._engine.running_calls import (
     running_calls as running_calls,  # The calls of modules that are running now, innermost first.
 )
 
 # Hooks, blocks and caches.
 from hookline._cache.cache import (
+    along_calls as along_calls,  # What the calls kept of a site are, such as "step", and the number of each.
     cache_of_calls as cache_of_calls,  # A cache with several calls of each site.
     latest_value as latest_value,  # The latest value of a site, and its number of calls; never warns.
     refuse_several_calls as refuse_several_calls,  # Raise if a site has several calls: a patch takes one value.

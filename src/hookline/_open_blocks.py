@@ -12,7 +12,7 @@ import asyncio
 import gc
 import sys
 import weakref
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -137,6 +137,9 @@ def no_model() -> None:
     """Return None, as a weak reference to a model that is gone does."""
 
 
+_NOT_COPIED = ("lifecycle", "generator", "kinds", "sequences", "passed")
+
+
 class Session:
     """Facts about the forwards that fill a cache, mostly since the hooks were last entered. Keeps no model alive."""
 
@@ -160,6 +163,10 @@ class Session:
     forked = False  # Whether this process was forked from the one that placed the hooks.
 
     forwards = 0  # The number of forwards of the model.
+    # If hooks of this session ask for tokens: what has passed, for each thread and task (see _engine/sequences.py); and
+    # the forwards, with the tick at which each began, for captures that keep several calls.
+    sequences: weakref.WeakKeyDictionary[Any, Any] | None = None
+    passed: deque[tuple[int, Any]] | tuple[tuple[int, Any], ...] | None = None
     running_on = 0  # The thread that is running a forward in these blocks; the last to begin if there are several.
     model: Callable[[], nn.Module | None] = staticmethod(no_model)  # The model that the hooks are on, held weakly.
     _others: OtherRuns | None = None
@@ -180,7 +187,7 @@ class Session:
         self.running_on = thread
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = {key: value for key, value in self.__dict__.items() if key not in ("lifecycle", "generator", "kinds")}
+        kept = {key: value for key, value in self.__dict__.items() if key not in _NOT_COPIED}
         return kept | {"model": no_model}
 
     def restart(self) -> None:
@@ -192,6 +199,7 @@ class Session:
         self.generator = None
         vars(self).pop("_others", None)
         self.running_on = 0
+        self.sequences = None
 
     def fail(self, error: BaseException) -> None:
         """Note that the running forward ends with an exception."""

@@ -69,6 +69,11 @@ def frames_of(code: CodeType) -> list[FrameType]:
     return found
 
 
+def variables_of(name: str, frame: FrameType | None) -> Iterator[dict[str, Any]]:
+    """Yield the variables of each running function of this name, innermost first."""
+    return (variables(one) for one in frames(frame) if one.f_code.co_name == name)
+
+
 def outside(packages: Collection[str], frame: FrameType) -> tuple[FrameType | None, int]:
     """Return the nearest frame around `frame` whose module is not in these packages, and how many steps away it is."""
     steps = 0

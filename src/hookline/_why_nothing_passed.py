@@ -15,6 +15,7 @@ called, judging by the model alone.
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Iterable, Iterator
 from types import CodeType
 from typing import Any, NamedTuple, Protocol
@@ -23,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from hookline._open_blocks import Session
+from hookline._sites.calls import Wanted, is_wanted
 from hookline._sites.language import Site
 from hookline._sites.members import Holders, has_method
 from hookline._sites.tree import Names, is_container, is_scripted
@@ -107,8 +109,8 @@ class Waiting(Protocol):
         """Whether something else has replaced its shadow."""
 
     @property
-    def wanted_call(self) -> int | None:
-        """The only call that it waits for, if one was named."""
+    def wanted_call(self) -> Wanted:
+        """The calls that it waits for; None for all."""
 
     def wants(self, name: str) -> bool:
         """Return True if it waits for the function of that name."""
@@ -264,16 +266,28 @@ def selected_nothing(site: Site, problem: str, hint: str, misses: int, calls: in
     return f"'{site}' {problem}, in {count(misses, 'call')}{remedy}; when_missing('ignore') silences this"
 
 
+def rows_left_out(site: Site, rows: list[int]) -> str:
+    """Say that tokens which were named for each row did not pass in some rows."""
+    named = ", ".join(map(str, rows[:8])) + (", …" if rows[8:] else "")
+    what = f"row {named}" if len(rows) == 1 else f"rows {named}"
+    return f"'{str(site)[:200]}' did not change all its tokens in {what}: their sequences have fewer tokens"
+
+
+# Columns of the second dimension, counted from 0, at the start of subscripts.
+_COLUMNS = re.compile(r"^((?:\[-?\d+\])?\[:, )(\d+|\d*:\d*)(?=[,\]])")
+
+
 def why_short(tap: Waiting, value: Any) -> str:
     """Return a hint for generation with a cache, where each call after the prompt has one position; "" otherwise."""
     shapes = [tensor.shape for tensor in leaves(value)[:1] if not tensor.is_nested]
     if tap.count < 2 or tap.wanted_call is not None or not shapes or len(shapes[0]) < 2 or shapes[0][1] != 1:
         return ""
+    given = "; a model that generates with a cache is given one token a call after the prompt: "
+    by_token = _COLUMNS.sub(r"\1@\2", tap.site.index)
+    if by_token != tap.site.index:
+        return f"{given}'{tap.site._replace(index=by_token)}' counts tokens in the whole sequence"
     prompt = tap.site._replace(within=0) if tap.is_inside else tap.site._replace(call=0)
-    return (
-        "; a model that generates with a cache is given one token a call after the prompt: "
-        f"'{prompt}' is only the prompt's call, and call.number tells an edit which call it is"
-    )
+    return f"{given}'{prompt}' is only the prompt's call, and call.step tells an edit which step it is"
 
 
 def none_passes(module: nn.Module) -> str:
@@ -357,7 +371,7 @@ def _why_never_fired(tap: Waiting, model: nn.Module) -> str:
         return f"'{site}' did not fire: {_why_not_taken(tap, model)}"
     if tap.is_covered and not tap.count and Names(model).find(tap.path) is tap.module:
         return f"'{site}' did not fire: {why_covered(tap)}"
-    has_run = tap.ran is not None or (tap.count and (site.within is None or tap.count > site.within))
+    has_run = tap.ran is not None or any(is_wanted(site.within, number) for number in range(tap.count))
     if tap.is_inside and has_run:
         return f"'{site}' did not fire: {_why_not_run(tap, model)}"
     called = f"{site.path}.{site.member}".lstrip(".") if site.method else site.path

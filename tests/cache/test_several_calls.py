@@ -225,11 +225,11 @@ def test_a_call_beyond_the_values_says_how_many_there_are() -> None:
     model, _, acts = run_thrice("h.1")
     with (
         hl.patch(model, acts),
-        pytest.raises(hl.EditError, match="'h.1': call 3 has no value: the cache has 3, for the calls 0 to 2 since"),
+        pytest.raises(hl.EditError, match="'h.1': call 3 has no value: the cache has 3, for the first calls since"),
     ):
         for length in (5, 4, 6, 5):
             model(tokens(length=length))
-    with pytest.raises(hl.EditError, match=r"'h.1': shape \(2, 5, 8\) does not fit where \(2, 6, 8\) passes"):
+    with pytest.raises(hl.EditError, match=r"'h.1': call 0 was of another shape, \(2, 5, 8\), than \(2, 6, 8\)"):
         hl.run(model, tokens(length=6), patch=acts)
     assert hl.run(model, tokens(length=5), patch=acts).shape == (2, 5, 4)  # The values left over are not used.
 
@@ -412,3 +412,34 @@ def test_statistics_sums_and_scaled_values_are_those_of_every_call() -> None:
     for other in (acts.select("a[:]"), {"a": torch.ones(2)}, kept(a=[torch.ones(2)] * 3)):
         with pytest.raises(hl.HooklineError, match="'a' has 2 calls in one cache and . in the other|only one has"):
             acts - other
+
+
+def test_the_tokens_of_a_generation_can_be_read_from_a_part_of_a_cache() -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"n_embd": 16, "n_layer": 2, "n_head": 2, "vocab_size": 20, "bos_token_id": 0, "eos_token_id": None}
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes)).eval()
+    ids = torch.randint(1, 20, (2, 5))
+    with hl.capture(model, "transformer.h.1", "transformer.h.1:grad_output", keep="all") as acts:
+        first = model(ids[:, :4], use_cache=True)
+        (first.logits.sum() + model(ids[:, 4:], past_key_values=first.past_key_values).logits.sum()).backward()
+    whole = acts.tokens("transformer.h.1")
+    assert whole.shape == (2, 5, 16)
+    assert torch.equal(acts.select("transformer.h.1[..., :3]").tokens("transformer.h.1[..., :3]"), whole[..., :3])
+    assert torch.equal(acts.to(torch.float64).tokens("transformer.h.1"), whole.double())
+    gradients = acts.tokens("transformer.h.1:grad_output")
+    assert torch.equal(gradients, acts.cat("transformer.h.1:grad_output"))
+    with pytest.raises(hl.HooklineError, match="read tokens from that cache, before it is saved or combined"):
+        (acts | {}).tokens("transformer.h.1")
+
+
+def test_tokens_that_were_captured_by_name_are_selected_beside_the_whole_value() -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"n_embd": 16, "n_layer": 2, "n_head": 2, "vocab_size": 20, "bos_token_id": 0, "eos_token_id": None}
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes)).eval()
+    with hl.capture(model, "transformer.h.1[:, @prompt[-1]]", "transformer.h.*", "transformer.h.1#0") as acts:
+        model(torch.randint(20, (2, 5)))
+    last = acts.select("transformer.h.*[:, @prompt[-1]]")
+    assert list(last) == ["transformer.h.1[:, @prompt[-1]]"]
+    assert torch.equal(last.stack()[0], acts["transformer.h.1"][:, -1])
+    with pytest.raises(hl.SiteError, match=r"@prompt\[0\]\] names tokens, and which they are is known only while"):
+        acts.select("transformer.h.*[:, @prompt[0]]")

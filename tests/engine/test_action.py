@@ -95,7 +95,7 @@ OF_THE_PROMPT: dict[str, Callable[[nn.Module], hl.Hooks]] = {
     "0#0": lambda model: hl.patch(model, {"0": LONG}),
     "0#0[0]": lambda model: hl.patch(model, {"0[0]": LONG[0]}),
     "0#0:input": lambda model: hl.edit(model, "0:input", lambda _: LONG),
-    "0#0[:, :3]": lambda model: hl.edit(model, "0[:, :3]", lambda _: LONG),
+    "0[:, @:3]": lambda model: hl.edit(model, "0[:, :3]", lambda _: LONG),
 }
 
 
@@ -107,7 +107,7 @@ def test_a_value_for_the_prompt_that_meets_one_token_is_refused_with_the_name_of
         model(LONG[:, :1])
     hint = (
         "; a model that generates with a cache is given one token a call after the prompt: "
-        f"'{named}' is only the prompt's call"
+        f"'{named}' {'counts tokens in the whole sequence' if '@' in named else 'is only the prompt'}"
     )
     assert hint in str(raised.value)
 

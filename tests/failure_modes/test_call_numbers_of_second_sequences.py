@@ -47,7 +47,7 @@ def test_a_range_of_calls_is_refused_in_a_second_sequence(compared: str) -> None
 
     with hl.edit(model, "transformer.h.1[0]", steer, with_call=True):
         generate(model)
-    with pytest.raises(hl.HooklineError, match=r"call.number 3 .* second sequence in it; open a block for each"):
+    with pytest.raises(hl.HooklineError, match=r"call.number 3 .* second sequence in it; call.step counts"):
         with hl.edit(model, "transformer.h.1[0]", steer, with_call=True):
             generate(model)
             generate(model)

@@ -72,7 +72,7 @@ class TestSubscripts:
         (message,) = said(generate)
         assert message.startswith(
             "'0[:, 3:]' changed nothing: [:, 3:] selects nothing of float32 (1, 1), in 3 calls; a model that generates "
-            "with a cache is given one token a call after the prompt: '0#0[:, 3:]' is only the prompt's call"
+            "with a cache is given one token a call after the prompt: '0[:, @3:]' counts tokens in the whole sequence"
         )
 
     def test_a_change_that_misses_longer_calls_points_at_their_numbers(self) -> None:
@@ -177,14 +177,15 @@ class TestSubscripts:
         assert said(lambda: hl.run(model, torch.ones(0, 4), capture=site)) == []
 
     @pytest.mark.parametrize("site", ["0[:, 4]", "0:input[:, 4]", "0/linear[:, 4]"])
-    def test_a_position_that_a_decode_step_lacks_points_at_the_prompt(self, site: str) -> None:
+    def test_a_position_that_a_decode_step_lacks_points_at_the_token(self, site: str) -> None:
         model = nn.Sequential(nn.Linear(2, 2))
-        prompt = re.escape(site.replace("0", "0#0", 1))
-        with pytest.raises(hl.SiteError, match=rf"out of bounds .*; a model that generates with a cache .*'{prompt}'"):
+        named = site.replace("4", "@4")
+        hint = "; a model that generates with a cache .*" + re.escape(f"'{named}' counts tokens in the whole sequence")
+        with pytest.raises(hl.SiteError, match=f"out of bounds .*{hint}"):
             with hl.capture(model, site, keep="all"):
                 model(torch.ones(1, 5, 2))
                 model(torch.ones(1, 1, 2))
-        with hl.capture(model, site.replace("0", "0#0", 1)) as acts:
+        with hl.capture(model, named) as acts:
             model(torch.ones(1, 5, 2))
             model(torch.ones(1, 1, 2))
         assert [tensor.shape for tensor in acts.values()] == [(1, 2)]

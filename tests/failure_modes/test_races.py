@@ -84,7 +84,9 @@ class Meeting:
         if parameter_operations.changing._is_owned():  # type: ignore[attr-defined]  # The other would have to wait.
             return
         self.passed += 1
-        self.has_begun = self.has_begun or (event == "c_return" and called is next)
+        self.has_begun = self.has_begun or (
+            event == "c_return" and called is next and frame.f_code.co_name != "begin"  # That starts a forward.
+        )
         if self.passed == self.moment:
             self.came_later = self.has_begun
             sys.setprofile(None)

@@ -48,7 +48,7 @@ MALFORMED = {
     "h.3:input:output": "unexpected ':'",
     "h.3#": "'#' takes the number of a call",
     "h.3#x": "'#' takes the number of a call",
-    "h.3#-1": "'#' takes the number of a call",
+    "h.3#-2": "'#' takes the number of a call",
     "h.3#1#2": "unexpected '#'",
     "h.{0,1": "'{' is not closed",
     "h.{}": "plain names between commas",

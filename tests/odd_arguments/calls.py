@@ -115,6 +115,13 @@ def _with_gradients(world: World) -> None:
     acts.with_gradients()
 
 
+def _cache_tokens(world: World, given: Given) -> None:
+    model, ids = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 2)), torch.zeros(2, 3, dtype=torch.long)
+    with hl.capture(model, "1", keep="all") as acts:
+        model(ids)
+    acts.tokens(given("key", "1"), **given.rest())
+
+
 def _same(value: Any, *_: Any, **__: Any) -> Any:
     return value
 
@@ -175,6 +182,8 @@ CALLS: dict[str, Callable[[World, Given], Any]] = {
     "run": lambda w, g: hl.run(g("call", w.model), *g.star("args", X), **g.rest()),
     "sites": lambda w, g: str(hl.sites(g("model", w.model), *g.star("where", "0"), **g.rest())),
     "scan": lambda w, g: str(hl.scan(g("model", w.model), *g.star("args", X), **g.rest())),
+    "tell_tokens": lambda w, g: hl.tell_tokens(g("model", w.model), g("function", lambda x: torch.zeros(2, 4).long())),
+    "tokens": lambda w, g: str(hl.tokens(g("positions", [0, 1]), **g.rest())),
     "sweep": lambda w, g: str(
         hl.sweep(
             g("model", w.model),
@@ -197,6 +206,7 @@ CALLS: dict[str, Callable[[World, Given], Any]] = {
     "Cache.plot": lambda w, g: w.cache.plot(g("where", "0"), g("kind", None), **g.rest()),
     "Cache.save": lambda w, g: w.cache.save(g("path", w.folder / "cache"), **g.rest()),
     "Cache.select": lambda w, g: str(w.cache.select(*g.star("where", "0"))),
+    "Cache.tokens": _cache_tokens,
     "Cache.stack": lambda w, g: w.cache.stack(*g.star("where", "0"), **g.rest()),
     "Cache.stats": lambda w, g: str(w.cache.stats()),
     "Cache.to": lambda w, g: w.cache.to(g("target", "cpu"))["0"],

@@ -118,3 +118,9 @@ def test_a_long_list_of_short_alternatives_is_read() -> None:
     assert parse(text).matches("398")
     with pytest.raises(hl.SiteError, match="more than 1024 alternatives"):
         parse("{" + ",".join(map(str, range(1025))) + "}")
+
+
+@pytest.mark.parametrize("text", ["h#{5\x1c,12}", "h#{ 12 , 5 }", "h[:, @(5\x1c, 12)]", "h[:, @mask(5\x1c:12)]"])
+def test_any_space_may_stand_around_the_numbers_of_calls_and_tokens(text: str) -> None:
+    plain = text.replace("\x1c", " ")
+    assert hl.Site.parse(text) == hl.Site.parse(plain) == hl.Site.parse(str(hl.Site.parse(plain)))

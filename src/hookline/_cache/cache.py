@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import os
 import re
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Concatenate, Generic, NoReturn, ParamSpec, TypeVar
 
@@ -16,17 +17,23 @@ from hookline._cache.arithmetic import Operation, combined, divide_into, is_numb
 from hookline._cache.file import read_cache, write_file
 from hookline._cache.record import EMPTY, Record, read_value, spread
 from hookline._cache.several_calls import (
+    calls_along,
     cat_calls,
+    passed_at,
     refuse_calls,
+    shared_along,
     stack_calls,
     stack_sites,
     why_not_by_call,
     with_several,
 )
+from hookline._cache.token_pieces import join_calls
 from hookline._open_blocks import Session, no_model
 from hookline._option_checks import device_here, refuse_flags, refuse_numbers, short_text
-from hookline._plot.plot import Curves, Plottable, PlotValues, note_of, one_call
+from hookline._plot.plot import Curves, Plottable, PlotValues, note_of, one_call, statistic_of
+from hookline._plot.plot_data import is_drawable
 from hookline._sites import members
+from hookline._sites.calls import Calls, Wanted
 from hookline._sites.language import Pattern, Site, matches_name, parse, parse_subscripts, write_subscripts
 from hookline._sites.tree import Names
 from hookline._stats import Stats
@@ -42,6 +49,7 @@ from hookline._values.nested import (
     map_tensors,
     shape_of,
 )
+from hookline._values.tokens import tokens_in
 from hookline.errors import (
     EditError,
     HooklineError,
@@ -183,10 +191,13 @@ class Cache(Tabular, Plottable, Mapping[str, Any]):
                 chosen = [(self._find(tied), parse_subscripts(pattern.index))] if str(tied) in self else []
             if not chosen:
                 raise NotCaptured(f"{text!r} matches nothing in this cache{did_you_mean(text, self)}")
-            for record, rest in chosen:
+            known = [one for one in chosen if tokens_in(one[1]) is None]  # The tokens were named when it was captured.
+            for record, rest in known or chosen:
                 whole = self._has_gaps(record)
                 for index, (values, has_gaps) in _parts_of(record, rest).items():
-                    result._keep(record.site._replace(index=record.site.index + index), values, whole or has_gaps)
+                    site = record.site._replace(index=record.site.index + index)
+                    result._keep(site, values, whole or has_gaps, () if has_gaps else record.stamps())
+        result._session.passed = self._session.passed
         return result
 
     def _texts(self, where: Iterable[Any]) -> Iterator[str]:
@@ -218,7 +229,9 @@ class Cache(Tabular, Plottable, Mapping[str, Any]):
     def _map(self, function: Callable[[Any, Site], Any]) -> Cache:
         result = self._like()
         for record in self._fired():
-            result._keep(record.site, [function(value, record.site) for value in record.each()], self._has_gaps(record))
+            values = [function(value, record.site) for value in record.each()]
+            result._keep(record.site, values, self._has_gaps(record), record.stamps())
+        result._session.passed = self._session.passed
         return result
 
     def to(self, target: torch.device | torch.dtype | str | int) -> Cache:
@@ -272,6 +285,31 @@ class Cache(Tabular, Plottable, Mapping[str, Any]):
         (name,) = chosen
         return cat_calls(name, chosen._every_call(name), dim)
 
+    def tokens(self, key: Key, dim: int = 1, sequence: int = -1) -> Tensor:
+        """Return the values of a site in a whole sequence as one tensor (batch, tokens, ...), with each token once.
+
+        The site is captured with `keep="all"`. The tokens are lined up with the ids that `generate` returns, padding
+        included; the last new token is never given to the model, so it is not there.
+
+        Args:
+            dim: The dimension of the value that counts tokens.
+            sequence: Which sequence, if the model was given several: an index, from the first one kept.
+        """
+        refuse_numbers(dim=dim, sequence=sequence)
+        record = self._find(key)
+        if not self._is_readable(record):
+            raise NotCaptured(self._why_empty(record))
+        passed = self._passed(record)
+        if record.keep == 1 < record.count or not passed:
+            raise HooklineError(
+                f"'{record.site}' has no calls here that could be put together; capture it with keep='all', and read "
+                "tokens from that cache, before it is saved or combined with others"
+            )
+        return join_calls(list(record.each()), passed, record.site, dim, sequence)
+
+    def _passed(self, record: Record) -> list[Any]:
+        return passed_at(record.stamps(), list(self._session.passed or ()))
+
     def stats(self) -> Stats:
         """Return mean, std, min, max, norm and the shares of zeros, NaN and Inf of each site, as a table.
 
@@ -291,18 +329,24 @@ class Cache(Tabular, Plottable, Mapping[str, Any]):
         calls = max((record.count for record in chosen._fired()), default=1)
         return PlotValues(values, sample, note_of(call, calls))
 
-    def _over_calls(self, where: Sequence[str | Site]) -> Curves | None:
-        records = (self.select(*where) if where else self)._fired()
-        if not records or not all(len(record.stamps()) > 1 and _is_real(record.peek()) for record in records):
+    def _over_calls(self, where: Sequence[str | Site], statistic: str | None) -> Curves | None:
+        chosen = self.select(*where) if where else self
+        records = [record for record in chosen._fired() if statistic is None or is_drawable(record.peek())]
+        if statistic is None and not all(len(record.stamps()) > 1 and _is_real(record.peek()) for record in records):
             return None
-        values = {str(record.site): [float(value) for value in record.each()] for record in records}
-        name = "kept call" if any(map(self._has_gaps, records)) else "call"
-        along, numbers = self._along or (name, range(max(map(len, values.values()))))
-        return Curves(values, along, numbers)
+        if not records or all(len(record.stamps()) < 2 for record in records):
+            return None
+        values = {
+            str(one.site): [statistic_of(str(one.site), each, statistic) for each in one.each()] for one in records
+        }
+        along = [along_calls(chosen, one.site) for one in records]
+        return Curves(values, *shared_along(along, max(map(len, values.values()))))
 
     def clear(self) -> None:
         """Forget every value. The hooks that fill this cache stay active."""
         self._session.began, self._session.failed = self._session.forwards, 0
+        if isinstance(self._session.passed, deque):
+            self._session.passed.clear()
         for record in self._records.values():
             record.clear()
 
@@ -421,12 +465,12 @@ class Cache(Tabular, Plottable, Mapping[str, Any]):
         model = self._model()
         return None if model is None else Names(model)
 
-    def _keep(self, site: Site, values: list[Any], has_gaps: bool = False) -> None:
+    def _keep(self, site: Site, values: list[Any], has_gaps: bool = False, stamps: Sequence[Any] = ()) -> None:
         if not values:
             return
         record = Record(site, 1 if len(values) == 1 else None)
         record.has_gaps = has_gaps
-        for stamp, value in enumerate(values):
+        for stamp, value in zip(stamps or range(len(values)), values, strict=False):
             record.put(value, stamp, 0)
         self._asked.append(record)
 
@@ -595,11 +639,16 @@ def _rest(pattern: Pattern, site: Site) -> tuple[Any, ...] | None:
     """Return the subscripts of `pattern` beyond those of `site`; None if the pattern does not match the site."""
     same_path = site.path == pattern.path if pattern.path is not None else pattern.matches(site.path)
     asked, had = parse_subscripts(pattern.index), site.subscripts
-    if not same_path or pattern.port != site.port or pattern.call not in (None, site.call):
+    if not same_path or pattern.port != site.port or not _means_call(pattern.call, site.call):
         return None
-    if pattern.within not in (None, site.within) or not matches_name(site.member, pattern.member):
+    if not _means_call(pattern.within, site.within) or not matches_name(site.member, pattern.member):
         return None
     return asked[len(had) :] if all(map(_means, asked, had)) and len(asked) >= len(had) else None
+
+
+def _means_call(asked: Wanted, had: Wanted) -> bool:
+    """Return True if the calls that were captured are among those that a pattern means."""
+    return asked is None or asked == had or (isinstance(asked, Calls) and isinstance(had, int) and had in asked.numbers)
 
 
 def _means(asked: Any, had: Any) -> bool:
@@ -731,6 +780,12 @@ def sites_without_values(cache: Cache) -> list[Site]:
         return []
     fired = {record.site for record in cache._fired()}
     return [site for site, record in cache._records.items() if record.family is None and site not in fired]
+
+
+def along_calls(cache: Cache, site: Site) -> tuple[str, Sequence[int]]:
+    """Return what the calls kept of a site are, such as "step", and the number of each."""
+    record = cache._find(site)
+    return cache._along or calls_along(record, cache._passed(record), cache._has_gaps(record))
 
 
 def latest_value(cache: Cache, site: Site) -> tuple[Any, int]:

@@ -48,6 +48,10 @@ class StoredValue:
         """Return the value for a file; tensors on disk may stay a `Later`."""
         return self.read(site)
 
+    def kept(self) -> StoredValue:
+        """Return what another cache keeps, where nothing more comes."""
+        return self
+
 
 class Guarded(StoredValue):
     """A value and the tensors it shares memory with, each with its version at the capture.
@@ -245,7 +249,7 @@ class Record:
         self.guard()
         if self.is_traced:
             self.copy_out_of_graph()
-        if self.repeated and self.keep == 1:
+        if self.repeated and self.keep == 1 and "#-1" not in str(self.site):  # `#-1` asks for the latest alone.
             self.repeated = False
             warn(
                 f"'{self.site}' fired several times in one forward and only the latest is kept; "
@@ -263,7 +267,9 @@ class Record:
 
     def unread(self) -> list[Any]:
         """Return the values kept, for another cache. They are checked and loaded when that cache is read."""
-        return [value if isinstance(value, StoredValue) else read_value(value, self.site) for value in self._held()]
+        return [
+            value.kept() if isinstance(value, StoredValue) else read_value(value, self.site) for value in self._held()
+        ]
 
     def _held(self) -> list[Any]:
         self.guard()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import bisect
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -12,8 +14,10 @@ from hookline._cache.record import Record
 from hookline._sites.language import write_subscripts
 from hookline._tables import count
 from hookline._values.nested import describe, leaf_places
+from hookline._values.tokens import tokens_in
 from hookline.errors import EditError, HooklineError, first_line
 
+Along = tuple[str, Sequence[int]]  # What several calls are, such as "step", and the number of each.
 _MOST = 3  # Values that an error describes.
 
 
@@ -71,7 +75,9 @@ def why_not_by_call(record: Record, has_gaps: bool) -> str:
         return "and gradients are kept in the order of the backward passes, not of the calls"
     if site.function:
         return "and a function is counted from 0 again in each call of its module"
-    if site.call is not None:
+    if "@" in site.index and tokens_in(site.subscripts) is not None:
+        return "and each of these is one sequence"
+    if isinstance(site.call, int):
         return f"and '#{site.call}' is one call in each block"
     if has_gaps:
         others = f"the latest of {record.count}" if record.count > kept else "and others have no value here"
@@ -86,6 +92,31 @@ def refuse_calls(record: Record, reason: str) -> None:
         f"'{site}' has {count(len(record.stamps()), 'call')} in this cache, {reason}; choose one, as in "
         f"{{{site!r}: cache.calls({site!r})[0]}}; dict(cache) has the latest of each"
     )
+
+
+def passed_at(stamps: Iterable[Any], forwards: list[tuple[int, Any]]) -> list[Any]:
+    """Return what passed in the model's forward of each call, a `Passing` or None; [] if no forward is known.
+
+    The stamp of a gradient is (backward pass, call).
+    """
+    starts = [start for start, _ in forwards]
+    at = [bisect.bisect(starts, stamp[1] if isinstance(stamp, tuple) else stamp) - 1 for stamp in stamps]
+    return [forwards[number][1] if number >= 0 else None for number in at] if forwards else []
+
+
+def calls_along(record: Record, passed: Sequence[Any], has_gaps: bool) -> Along:
+    """Return what the calls of a site are, "step" if they are one sequence of tokens, and the number of each."""
+    steps = [one.step for one in passed if one is not None and one.width is not None]
+    if len(steps) == len(passed) > 0 and all(map(operator.lt, steps, steps[1:])):
+        return "step", steps
+    return "kept call" if has_gaps else "call", range(len(record.stamps()))
+
+
+def shared_along(each: Sequence[Along], longest: int) -> Along:
+    """Return what the calls of all sites are."""
+    if all(one == each[0] for one in each):
+        return each[0]
+    return "kept call" if "kept call" in dict(each) else "call", range(longest)
 
 
 def _each(values: Mapping[str, Sequence[Any]]) -> Iterator[tuple[str, int, Any]]:

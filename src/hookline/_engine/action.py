@@ -13,16 +13,18 @@ from collections.abc import Callable, Mapping
 from numbers import Number
 from typing import Any, NamedTuple, Protocol
 
+import torch
 from torch import Tensor, nn
 
 from hookline._cache.record import read_value
 from hookline._engine.unsupported_tracing import refuse_tracers
 from hookline._open_blocks import call_user
+from hookline._sites.calls import Calls
 from hookline._sites.language import Site
 from hookline._values.copy_or_share import Loan, copy_all, is_private, share
 from hookline._values.fit import as_returned, check_same_structure, fit, returns_another_structure
 from hookline._values.nested import Arguments, children, describe, map_tensors
-from hookline.errors import EditError
+from hookline.errors import EditError, HooklineError
 from hookline.parallel.gather import Gathering, replicate, whole
 from hookline.parallel.ranks import is_cut
 
@@ -39,6 +41,40 @@ class Call(NamedTuple):
     number: int
     notes: dict[Any, Any]  # Shared by all hooks of this one call, including those at its gradients.
     model: nn.Module | None = None  # The model that the hook is on.
+    passing: Any = None  # The tokens that pass in this forward of the model: a `Passing`.
+
+    def __repr__(self) -> str:
+        return f"<call {self.number} of '{self.site}'>"
+
+    @property
+    def step(self) -> int:
+        """Forwards of the model since its sequence began: 0 for the prompt."""
+        return int(self._known().step)
+
+    @property
+    def tokens(self) -> Tensor | None:
+        """The index of each token that passes, (batch, tokens), with -1 for padding; None if it is unknown."""
+        table = self._known().table()
+        return None if table is None else torch.tensor(table)
+
+    @property
+    def parent(self) -> Call | None:
+        """The call of the module around this one, None for the outermost. Known only while it runs.
+
+        Its number is -1 if that module has no hook.
+        """
+        return Around.find(self)
+
+    def _known(self) -> Any:
+        if self.passing is None:
+            raise HooklineError("which tokens pass is known only to a function that runs in a forward of the model")
+        return self.passing
+
+
+class Around:
+    """How to find the call around another one. `find` is set in attach.py, which imports this file."""
+
+    find: Callable[[Call], Call | None]
 
 
 class Action(Protocol):
@@ -151,13 +187,19 @@ class SetByCall:
         self.gathering = gathering
 
     def __call__(self, value: Any, call: Call, is_whole: bool, /) -> Any:
-        if call.number >= len(self.values):
+        wanted, number = call.site.call, int(call.number)
+        at = wanted.numbers.index(number) if isinstance(wanted, Calls) else number
+        if at >= len(self.values):
             raise EditError(
-                f"call {call.number} has no value: the cache has {len(self.values)}, for the calls 0 to "
-                f"{len(self.values) - 1} since the block began or the hooks were added; open a block for each run, or "
-                "choose one value for every call"
+                f"call {number} has no value: the cache has {len(self.values)}, for the first calls since the block "
+                "began or the hooks were added; open a block for each run, or choose one value for every call"
             )
-        given = read_value(self.values[call.number], call.site)
+        given = read_value(self.values[at], call.site)
+        if self.check and isinstance(given, Tensor) and isinstance(value, Tensor) and given.shape != value.shape:
+            raise EditError(
+                f"call {number} was of another shape, {tuple(given.shape)}, than {tuple(value.shape)}, which passes; a "
+                "run with a cache has other calls than one without"
+            )
         return Set(given, self.check, gathering=self.gathering)(value, call, is_whole)
 
     def __repr__(self) -> str:

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple, NoReturn
 
 from torch import Tensor
 
 from hookline import _why_nothing_passed as why
 from hookline._cache.budget import Budget
 from hookline._cache.record import EMPTY, Record
+from hookline._cache.token_pieces import given_tokens, put_tokens
 from hookline._engine import parameter_operations
-from hookline._engine.action import NOTHING, Apply, Call, Stop
+from hookline._engine.action import NOTHING, Apply, Call, Set, Stop
 from hookline._engine.call_event import Event
 from hookline._engine.capture_action import Save
+from hookline._engine.generate_call import is_in_encoder
+from hookline._engine.passing import choose
 from hookline._engine.stop import reached
 from hookline._engine.tap import Tap
 from hookline._engine.unsupported_tracing import refuse_tracers
+from hookline._sites.calls import Calls
 from hookline._sites.language import Site
 from hookline._values.containers import Exchange
 from hookline._values.nested import get_part, is_empty, put_part, selects_nothing, split, take_part
+from hookline._values.tokens import Chosen, Tokens, tokens_in
 from hookline.errors import EditError, HooklineError, SiteError, add_note
 from hookline.parallel.gather import Gathering
 
@@ -28,11 +33,12 @@ def act(tap: Tap, value: Any, call: Call, event: Event) -> Any:
     """Let a tap act on a value. Return the value that the model continues with."""
     action = tap.action
     if isinstance(action, Stop):
-        reached(tap)
+        if _is_last(tap, value, call, event):
+            reached(tap)
         return value
     try:
         if isinstance(action, Save):
-            tap.fired = True
+            tap.fired = tap.fired or not tap.tokens
             _save(tap, action, value, call, event)
             return value
         seen = parameter_operations.plain(value) if parameter_operations.in_use else value
@@ -77,18 +83,110 @@ def _change(tap: Tap, value: Any, call: Call, event: Event) -> Any:
         return action(value, call, True)
     exchange = event.exchange(tap.site.port)
     given, found = value, False
-    for subscripts in tap.places(value):
-        there = tap.call_at(call, subscripts)
+    for place in places(tap, value, event):
+        there = tap.call_at(call, place.named)
 
-        def change(part: Any, is_whole: bool, there: Call = there) -> Any:
+        def change(part: Any, is_whole: bool, there: Call = there, place: Place = place) -> Any:
             tap.fired = True
-            return action(part, there, is_whole)
+            if place.chosen is None:
+                return action(part, there, is_whole)
+            here = _set_of_tokens(action, place, part) if isinstance(action, Set) else action
+            new = here(part, there, False)
+            # Even if the named tokens are the whole value, the result is put in as into a part.
+            return put_part(part, (...,), new) if is_whole and new is not part and not _is_like(new, part) else new
 
-        value, is_there = change_part(value, subscripts, change, exchange, action.gathering, call.site)
+        value, is_there = change_part(value, place.subscripts, change, exchange, action.gathering, call.site)
         found = found or is_there
-    if not found:
+    if not found and not tap.tokens:
         tap.miss(given)
     return value
+
+
+def _is_like(new: Any, part: Tensor) -> bool:
+    return isinstance(new, Tensor) and new.shape == part.shape and new.dtype == part.dtype
+
+
+class Place(NamedTuple):
+    """One part of a value that a tap acts on."""
+
+    subscripts: tuple[Any, ...]
+    named: tuple[Any, ...]  # The subscripts with the tokens as they were named.
+    chosen: Chosen | None = None  # Which of the named tokens are there.
+    dim: int = 0  # The dimension of the part that counts them.
+    is_cut: bool = False  # Whether some of the tokens that pass are not in this value.
+
+    @property
+    def is_later_piece(self) -> bool:
+        """Whether tokens that were named before these have passed in an earlier call."""
+        slots = self.chosen.slots if self.chosen is not None else range(1)
+        return slots.start > 0 if isinstance(slots, range) else any(row[0] > 0 for row in slots)
+
+    def each_token(self) -> Iterator[tuple[int, int]]:
+        """Yield the row and the number of each token that is there, where they are named for each row."""
+        chosen = self.chosen
+        if chosen is None or isinstance(chosen.slots, range):
+            return
+        rows = range(len(chosen.slots)) if chosen.rows is None else chosen.rows
+        yield from ((row, slot) for row, slots in zip(rows, chosen.slots, strict=True) for slot in slots)
+
+    @property
+    def tokens(self) -> Tokens:
+        """The tokens that were named."""
+        found = tokens_in(self.named)
+        assert found is not None
+        return found
+
+
+def places(tap: Tap, value: Any, event: Event) -> Iterable[Place]:
+    """Return the parts of a value that a tap acts on. None if its tokens don't pass in this call."""
+    if not tap.tokens:
+        return [Place(subscripts, subscripts) for subscripts in tap.places(value)]
+    passing = event.passing_for(tap.session)
+    found = [
+        Place(subscripts, named, chosen, dim, is_cut)
+        for named in tap.places(value)
+        for subscripts, chosen, dim, is_cut in choose(value, named, passing, tap.module, tap.session.model())
+    ]
+    if not found:
+        tap.pass_over(passing)
+    tokens = tokens_in(tap.subscripts)
+    if tokens is not None and tokens.part == "rows" and tap.changes:  # A mask may be longer than the sequence.
+        if tap.rows_left is None:
+            tap.rows_left = {(row, slot) for row, own in enumerate(tokens.rows) for slot in range(len(own))}
+        for place in found if tap.rows_left else ():
+            tap.rows_left.difference_update(place.each_token())
+    if passing is not None and _depends_on_end_of_prompt(tap):
+        passing.note_end_of_prompt()
+    return found
+
+
+def _depends_on_end_of_prompt(tap: Tap) -> bool:
+    """Return True if a tap has to know where the prompt ends when its first piece passes."""
+    tokens = tokens_in(tap.subscripts)
+    if tokens is None or not tokens.counts_back or is_in_encoder(tap.session.model(), tap.module):
+        return False
+    return tap.changes or tokens.index != -1  # A capture keeps the last one that passed, which is right.
+
+
+def _is_last(tap: Tap, value: Any, call: Call, event: Event) -> bool:
+    """Return True if a stop is reached: at its last call, and when its last token has passed."""
+    wanted = tap.wanted_call
+    if isinstance(wanted, Calls) and wanted.last is not None and int(call.number) < wanted.last:
+        return False
+    if not tap.tokens:
+        return True
+    tokens, passing = tokens_in(tap.subscripts), event.passing_for(tap.session)
+    if passing is None or passing.width is None or is_in_encoder(tap.session.model(), tap.module):
+        return bool([*places(tap, value, event)])
+    return tokens is not None and passing.has_passed(tokens)
+
+
+def _set_of_tokens(action: Set, place: Place, part: Tensor) -> Set:
+    """Return the `Set` for the tokens that pass in this call, out of one with a value for all that were named."""
+    given, chosen = action.value, place.chosen
+    if not isinstance(given, Tensor) or chosen is None:
+        return action
+    return Set(given_tokens(given, part, place.tokens, chosen, place.dim), action.check, None, action.gathering)
 
 
 def change_part(
@@ -134,18 +232,44 @@ def _save(tap: Tap, action: Save, value: Any, call: Call, event: Event) -> None:
         _put(tap.record_at(site), action.keep(whole, call, whole is event.new), stamp, forward, action.budget)
         return
     found = False
-    for subscripts in tap.places(value):
-        held, rest = split(value, subscripts)
+    for place in places(tap, value, event):
+        held, rest = split(value, place.subscripts)
         part = get_part(action.gathered(held, site), rest)
-        found = found or not is_empty(part) or not selects_nothing(value, subscripts)
+        found = found or not is_empty(part) or not selects_nothing(value, place.subscripts)
         if part is None and tap.star:
             continue
         if part is None:
             raise HooklineError(why.none_passes(tap.module))
-        kept = action.keep_part(part, bool(rest), tap.call_at(call, subscripts))
-        _put(tap.record_at(site, subscripts), kept, stamp, forward, action.budget)
-    if not found:
+        if place.chosen is not None:
+            _refuse_pieces(tap, place, event)
+        kept = action.keep_part(part, bool(rest), tap.call_at(call, place.named))
+        record = tap.record_at(site, place.named)
+        if place.chosen is None or action.transform is not None:
+            _put(record, kept, stamp, forward, action.budget)
+        else:
+            passing = event.passing_for(tap.session)
+            put_tokens(record, kept, place.chosen, place.tokens, place.dim, passing, stamp, forward)
+    if tap.tokens:
+        tap.fired = tap.fired or found
+    elif not found:
         tap.miss(value)
+
+
+def _refuse_pieces(tap: Tap, place: Place, event: Event) -> None:
+    """Raise if the tokens that pass in this call can't be put together with those of other calls."""
+    passing = event.passing_for(tap.session)
+    if passing is None or place.chosen is None:
+        return
+    if passing.beams > 1 and passing.step:
+        raise HooklineError(
+            "beam search goes on from other rows at each step, so the calls of a row are no sequence; run the model "
+            "once more on the ids that it returned"
+        )
+    if place.is_cut:
+        raise HooklineError(
+            f"some of these tokens don't get here: of {passing.width} tokens the head gets the last {passing.kept} "
+            "(logits_to_keep); name those, or capture before the head"
+        )
 
 
 def _put(record: Record, kept: Any, stamp: Any, forward: int, budget: Budget | None) -> None:

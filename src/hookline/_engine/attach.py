@@ -18,10 +18,12 @@ from typing import Any
 from torch import nn
 
 from hookline._engine import parameters
+from hookline._engine.action import Around
 from hookline._engine.compiled import code_for, keep_dynamo_out
 from hookline._engine.functions import Pause, entries_of, pauses_below
 from hookline._engine.gradients import following_gradients
 from hookline._engine.model_forward import ModelTap
+from hookline._engine.running_calls import call_around
 from hookline._engine.shadowed_forward import (
     GONE,
     HOT_CODES,
@@ -334,6 +336,7 @@ def attached_for_now(taps: list[Tap]) -> Iterator[None]:
 
 
 Tap.attach_for_now = staticmethod(attached_for_now)
+Around.find = staticmethod(call_around)
 
 
 def taps_on(module: nn.Module) -> tuple[Tap, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, Protocol
 
@@ -13,8 +13,10 @@ from hookline._cache.record import ticks
 from hookline._engine.action import SetByCall
 from hookline._engine.activation_checkpoint import replaying, wrapped
 from hookline._engine.call_arguments import Parameters
+from hookline._engine.passing import Passing
+from hookline._engine.sequences import passing_here
 from hookline._engine.tap import Tap
-from hookline._open_blocks import Blocks, is_called_in_backward
+from hookline._open_blocks import Blocks, Session, is_called_in_backward
 from hookline._torch import graph_task, is_in_checkpoint, recomputations
 from hookline._values.containers import Exchange
 from hookline._values.nested import Arguments, leaves
@@ -48,8 +50,8 @@ class Called(Protocol):
 class Event:
     """One call: when it began, and which taps act on it, each with the number of the call."""
 
-    __slots__ = ("aliases", "depth", "exchanged", "followed", "is_replayed", "marks", "new", "notes", "own", "stamp",
-                 "taps", "task", "written")  # fmt: skip
+    __slots__ = ("aliases", "depth", "exchanged", "followed", "is_replayed", "marks", "new", "notes", "own", "passing",
+                 "stamp", "taps", "task", "written")  # fmt: skip
 
     def __init__(self, taps: list[tuple[Tap, int]]) -> None:
         self.stamp = next(ticks)
@@ -67,11 +69,16 @@ class Event:
         self.exchanged: Exchange | None = None  # Writes into the containers among its arguments, and restores them.
         self.new: Tensor | None = None  # The tensor that it returned, if nobody else holds it.
         self.own: dict[int, Any] = {}  # The containers that it returned and that nobody else holds, by id.
+        self.passing: Mapping[Session, Passing] | None = None  # The tokens that pass, if it is replayed.
 
     @property
     def changes(self) -> bool:
         """Whether any of its taps may change a value, or follows a gradient."""
         return any([tap.changes for tap, _ in self.taps])
+
+    def passing_for(self, session: Session) -> Passing | None:
+        """Return the tokens that pass in the forward that this call belongs to."""
+        return (passing_here() if self.passing is None else self.passing).get(session)
 
     def exchange(self, port: str) -> Exchange:
         """Return the `Exchange` that writes into the containers of a value at this port.
@@ -88,7 +95,7 @@ class Event:
     def inside(self, taps: list[tuple[Tap, int]], name: str, number: int) -> Event:
         """Return the event for a call of a function inside this call of a module."""
         event = Event(taps)
-        event.is_replayed, event.task = self.is_replayed, self.task
+        event.is_replayed, event.task, event.passing = self.is_replayed, self.task, self.passing
         if self.marks is not None:
             event.stamp, event.marks = self.marks.setdefault((name, number), (event.stamp, {}))
         for tap, _ in taps:
@@ -103,6 +110,7 @@ class Event:
         """Return the event for the recomputation of this call."""
         event = Event(taps)
         event.stamp, event.marks, event.is_replayed, event.task = self.stamp, self.marks, True, task
+        event.passing = passing_here() if self.passing is None else self.passing
         return event
 
     def check(self, tap: Tap, value: Any) -> None:

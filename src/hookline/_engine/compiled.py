@@ -65,7 +65,7 @@ def is_traceable(tap: Tap) -> bool:
     if not TRACES_HOOKS:
         return False
     action, site = tap.action, tap.site
-    if site.is_gradient or site.call is not None or tap.star or tap.is_inside or not action.is_traceable:
+    if site.is_gradient or site.call is not None or tap.star or tap.tokens or tap.is_inside or not action.is_traceable:
         return False
     if isinstance(action, Save):
         is_simple = not action.with_call and action.budget is None and not tap.is_family
@@ -138,7 +138,7 @@ def run_model_traced(
     if TRACES_HOOKS and module is not tap.module:
         return type(module).forward(module, *args, **kwargs)
     refuse_tracing()
-    if not TRACES_HOOKS or tap.stops:
+    if not TRACES_HOOKS or tap.stops or tap.follows_tokens:
         return run_uncompiled(tap, module, args, kwargs)
     tap.session.ran = True
     return type(module).forward(module, *args, **kwargs)

@@ -27,6 +27,7 @@ from hookline._engine.call_event import Called, Choices, Event, event_of
 from hookline._engine.tap import Tap
 from hookline._engine.unsupported_tracing import refuse_fx
 from hookline._open_blocks import call_user, open_blocks
+from hookline._sites.calls import is_wanted
 from hookline._sites.language import Site
 from hookline._sites.tree import Names
 from hookline._torch import (
@@ -361,7 +362,7 @@ class FunctionMode(TorchFunctionMode):
         acting = [(tap, number) for tap in taps if tap in self.acting]
         for tap, _ in acting:
             tap.often = max(tap.often, number + 1)
-        acting = [(tap, number) for tap, _ in acting if tap.site.call is None or tap.site.call == number]
+        acting = [(tap, number) for tap, _ in acting if is_wanted(tap.site.call, number)]
         if not acting:
             return function(*args, **kwargs) if kwargs else function(*args)
         event = self.event.inside(acting, name, number)

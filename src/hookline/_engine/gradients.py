@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from hookline import _why_nothing_passed as why
 from hookline._cache.record import EMPTY, StoredValue, read_value
 from hookline._engine import call_arguments
-from hookline._engine.action import NOTHING, Action, Call
-from hookline._engine.apply_to_part import blame, change_part
+from hookline._engine.action import NOTHING, Action, Apply, Call
+from hookline._engine.apply_to_part import blame, change_part, places
 from hookline._engine.call_event import Event
 from hookline._engine.capture_action import Save
 from hookline._engine.tap import IGNORE, RAISE, TOGETHER, HotGradientTap, Tap
@@ -235,13 +235,24 @@ def _hook_gradients(
     tap: Tap, value: Any, call: Call, event: Event, alias: Callable[[Tensor], Tensor | None]
 ) -> Aliases:
     """Hook the tensors whose gradients a tap follows. Return the aliases that have to replace them."""
-    if tap.action.observes:
+    if tap.action.observes and not tap.tokens:
         tap.fired = True
     try:
         refuse_tracers(value)
         aliases: Aliases = {}
-        for subscripts in tap.places(value):
-            _hook_part(tap, value, subscripts, call, event, alias, aliases)
+        parts = list(places(tap, value, event))
+        if len(parts) > 1 and tap.tokens and not tap.star and isinstance(tap.action, Save):
+            raise HooklineError(
+                "the rows have different numbers of these tokens, so their gradients make no tensor; capture the "
+                "gradient of the whole value"
+            )
+        if tap.tokens and any([place.is_later_piece for place in parts]) and not isinstance(tap.action, Apply):
+            raise HooklineError(
+                "these tokens pass in several calls, whose gradients don't join; give the model the whole sequence at "
+                "once, or name tokens of one call"
+            )
+        for place in parts:
+            _hook_part(tap, value, place.subscripts, place.named, call, event, alias, aliases)
         return aliases
     except HooklineError as error:
         blame(tap.site, error)
@@ -251,6 +262,7 @@ def _hook_part(
     tap: Tap,
     value: Any,
     subscripts: tuple[Any, ...],
+    named: tuple[Any, ...],
     call: Call,
     event: Event,
     alias: Callable[[Tensor], Tensor | None],
@@ -264,9 +276,9 @@ def _hook_part(
         if not tap.action.observes:
             return
     if not torch.is_grad_enabled() or not any([tensor.requires_grad for tensor in tensors]):
-        _say_why_not(tap, tensors, call.site, subscripts)
+        _say_why_not(tap, tensors, call.site, named)
         return
-    arrival = Arrival(tap, part, subscripts, rest, call, event)
+    arrival = Arrival(tap, part, named, rest, call, event)
     followed: set[int] = set()  # A tensor that occurs twice is followed once.
     is_whole = True
 
@@ -300,7 +312,7 @@ def _hook_part(
         if passed is not tensor:
             aliases[id(tensor)] = tensor, passed
     if not followed:
-        _say_problem(tap, call.site, subscripts, why.HELD_BY_OTHERS)
+        _say_problem(tap, call.site, named, why.HELD_BY_OTHERS)
         return
     tap.fired = True
     if not (is_whole or tap.action.observes or tap.has_warned or tap.missing == IGNORE):
@@ -376,6 +388,7 @@ class Arrival:
         self.site = call.site
         self.number = call.number
         self.notes = call.notes
+        self.passing = call.passing
         self.model = tap.session.model
         self.module = weakref.ref(call.module)  # A graph that lives longer must not keep the module alive.
         self.tap = weakref.ref(tap)
@@ -427,7 +440,7 @@ class Arrival:
         if "*" in site.index or not isinstance(self.template, Tensor):
             site = site._replace(index=write_subscripts((*self.subscripts, *leaf_places(self.template)[number])))
         module: Any = self.module()
-        return Call(site, module, (), {}, self.number, self.notes, self.model())
+        return Call(site, module, (), {}, self.number, self.notes, self.model(), self.passing)
 
     def _refuse_second_part(self, number: int) -> None:
         """Raise if an edit or a transform gets the second part of a gradient. Only a plain capture can add the two.

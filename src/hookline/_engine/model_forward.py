@@ -16,7 +16,7 @@ from torch import nn
 
 from hookline import _why_nothing_passed as why
 from hookline._cache.record import INSIDE_TRANSFORM, Record
-from hookline._engine import parameter_operations
+from hookline._engine import parameter_operations, sequences
 from hookline._engine.action import NOTHING, Observer, Skip
 from hookline._engine.capture_action import Save
 from hookline._engine.gradients import following_gradients
@@ -77,6 +77,7 @@ class ModelTap(Tap):
     is_attached = False  # Whether hooks are attached to the model.
     has_gradients = False
     changes_gradients = False
+    follows_tokens = False  # Whether any of the taps asks which tokens pass.
     # For the taps that act everywhere: the dicts and keys that hold their modules and shadows, and the objects last
     # found there.
     links, held = UNKNOWN
@@ -141,7 +142,7 @@ class ModelTap(Tap):
     def left(self, opened: Blocks) -> set[Tap]:
         """Return the stops that a forward has to reach here, without those at a '#n' that has passed already."""
         stops = [stop for stop in list(self.stops) if stop.acts(opened)]
-        return {stop for stop in stops if not (stop.fired and stop.site.call is not None)}
+        return {stop for stop in stops if not (stop.fired and (stop.tokens or stop.site.call is not None))}
 
 
 def departed(taps: Iterable[Tap], model: nn.Module) -> list[Tap]:
@@ -173,8 +174,12 @@ def run_model_forward(
     following = acting_here(around, opened)
     if not following:
         return run()
-    token = current_forward.set(RunningForward(model, *passed))
+    forward = RunningForward(model, *passed)
+    token = current_forward.set(forward)
     try:
+        for tap in following:
+            if tap.follows_tokens and microbatch() != REHEARSAL:
+                sequences.begin(tap.session, forward)
         output = _run_followed(following, opened, run)
     finally:
         current_forward.reset(token)

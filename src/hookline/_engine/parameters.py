@@ -75,7 +75,9 @@ class Reads:
         refuse_fx((taps or operations)[0].site)
         event = event_of((module, name), taps, opened)
         for tap, number in event.taps:
-            call = Call(tap.site, module, (), {}, number, event.notes, tap.session.model())
+            call = Call(
+                tap.site, module, (), {}, number, event.notes, tap.session.model(), event.passing_for(tap.session)
+            )
             value = act(tap, value, call, event)
         if operations and (is_replaying() or any(tap.acts(opened) for tap in operations)):
             return value if self._is_fused(operations) else operand_of(value, ((self, name),), on_operation)

@@ -15,6 +15,7 @@ from hookline._engine.action import NOTHING, Call, Skip
 from hookline._engine.apply_to_part import act, blame
 from hookline._engine.call_event import Called, Event, event_of
 from hookline._engine.model_forward import ModelTap, run_model_forward
+from hookline._engine.sequences import passing_here
 from hookline._engine.tap import Sequences, Tap
 from hookline._engine.unsupported_tracing import refuse_tracing
 from hookline._open_blocks import Blocks, is_called_in_backward, note_skip, open_blocks
@@ -151,16 +152,21 @@ def _call(tap: Tap, called: Called, module: nn.Module, passed: Arguments, number
     site = tap.site
     if tap.is_family:  # A pattern of functions: name the one that runs.
         site = site._replace(member=f"/{called.name}", call=number)
-    return call_of(tap, site, module, passed, number, event.notes)
+    elif tap.is_each:
+        site = site._replace(call=number)
+    passing = event.passing_for(tap.session) if tap.action.with_call else None
+    return call_of(tap, site, module, passed, number, event.notes, passing)
 
 
-def call_of(tap: Tap, site: Site, module: nn.Module, passed: Arguments, number: int, notes: dict[Any, Any]) -> Call:
+def call_of(
+    tap: Tap, site: Site, module: nn.Module, passed: Arguments, number: int, notes: dict[Any, Any], passing: Any = None
+) -> Call:
     """Return the call that a tap acts on. `notes` is for all taps of this call."""
     if tap.action.with_call:
         if tap.sequences is None or number == 0:
             tap.sequences = Sequences()
         number = tap.sequences.number(number)
-    return Call(site, module, *passed, number, notes, tap.session.model())
+    return Call(site, module, *passed, number, notes, tap.session.model(), passing)
 
 
 def _pass_input(tap: Tap, call: Call, event: Event, called: Called) -> Arguments:
@@ -200,3 +206,8 @@ def _skip(tap: Tap, called: Called, module: nn.Module, passed: Arguments) -> Any
     except HooklineError as error:
         blame(tap.site, error)
     return called.stand_in(value, action.value is not NOTHING, passed)
+
+
+def passing_for(tap: Tap) -> Any:
+    """Return the tokens that pass in this forward, if the function of a tap can ask for them."""
+    return passing_here().get(tap.session) if tap.action.with_call else None

@@ -31,7 +31,7 @@ from torch import Tensor, is_grad_enabled, nn
 from torch.compiler import is_dynamo_compiling
 
 from hookline._cache.record import ticks
-from hookline._engine import call_arguments, compiled, gradients, parameter_operations
+from hookline._engine import call_arguments, compiled, gradients, parameter_operations, sequences
 from hookline._engine.action import Call, OutputObserver, Set, Skip
 from hookline._engine.activation_checkpoint import is_replaying
 from hookline._engine.apply_to_part import blame, change_nested, explain
@@ -39,19 +39,16 @@ from hookline._engine.call_event import Choices, Event
 from hookline._engine.capture_action import copy_new_on_cuda
 from hookline._engine.functions import EntryTap, Pause, entering
 from hookline._engine.model_forward import ModelTap, note_failure, note_stop, run_model_forward, warn_of_generator
-from hookline._engine.run_call import call_of, pass_through, run, run_event
+from hookline._engine.run_call import call_of, passing_for, run, run_event
 from hookline._engine.stop import STOPPED, reached, run_until
 from hookline._engine.tap import ChangingTap, HotGradientTap, HotTap, KeepingTap, Tap
 from hookline._engine.unsupported_tracing import refuse_scripting, refuse_tracing
 from hookline._open_blocks import RESTING, Session, open_blocks, running_loop
 from hookline._sites.language import Site
 from hookline._torch import (
-    MODULE_CALL,
     REPLICATE,
     count_holders,
     current_transform,
-    frame_at,
-    frames,
     gradient_hooks,
     graph_task,
     has_compiled,
@@ -63,7 +60,6 @@ from hookline._torch import (
     recomputations,
     saving_hooks,
     uncompiled,
-    variables,
 )
 from hookline._values.containers import private_containers
 from hookline._values.copy_or_share import ALONE, ALONE_IN_MEMORY, RunningForward, current_forward, is_result
@@ -258,14 +254,15 @@ def changing_path(held: ChangingTap) -> Any:
         if tap.shadow is None:  # Detached while the module ran.
             return output
         if type(output) is not Tensor or tap.action.gathering is not None or parameter_operations.in_use:
-            call = call_of(tap, tap.site, self, (args, kwargs), number, {})
+            call = call_of(tap, tap.site, self, (args, kwargs), number, {}, passing_for(tap))
             return change_nested(tap, output, call, private_containers(output))
         tap.fired = True
         try:
             if isinstance(tap.action, Set):
                 return tap.action(output, None, True)
             is_new = getrefcount(output) == ALONE and is_result(output)
-            return tap.action(output, call_of(tap, tap.site, self, (args, kwargs), number, {}), True, is_new)
+            call = call_of(tap, tap.site, self, (args, kwargs), number, {}, passing_for(tap))
+            return tap.action(output, call, True, is_new)
         except Exception as error:
             explain(tap, output, tap.site, error)
 
@@ -333,8 +330,11 @@ def model_path(held: ModelTap) -> Any:
         if session.generator is not None:
             warn_of_generator(tap)
         waiting = tap.left(_open_blocks()) if tap.stops else None
-        token = current_forward.set(RunningForward(self, args, kwargs))
+        running = RunningForward(self, args, kwargs)
+        token = current_forward.set(running)
         try:
+            if tap.follows_tokens:
+                sequences.begin(session, running)
             if waiting:
                 output = run_until(waiting, partial(type(self).forward, self, *args, **kwargs), self)
             else:
@@ -545,7 +545,7 @@ class Shadow:
     def _group(self, tap: Tap, untraceable: set[Tap]) -> int:
         """Return the number of the tap's group in `_groups`, and prepare the shadow for a call with this tap."""
         if isinstance(tap, ModelTap):
-            number, is_traceable = 0, not tap.stops
+            number, is_traceable = 0, not (tap.stops or tap.follows_tokens)
         elif isinstance(tap.action, Pause):
             return 1
         elif isinstance(tap, EntryTap):
@@ -738,32 +738,6 @@ def is_shadow(held: object) -> bool:
     return False
 
 
-def running_calls() -> list[Call]:
-    """Return the module calls that are running on this thread, innermost first, read from their frames.
-
-    The hot path passes only the value to an action. To report an error, the action finds the rest of the call here. The
-    call of a module without hooks has the site ''. Variables of `hot_path` and `pass_through` are read by their names.
-    """
-    found = []
-    for frame in frames(frame_at(1)):
-        held = variables(frame) if frame.f_code in HOT_CODES or frame.f_code is _PASSING else {}
-        tap = held.get("tap")
-        if "self" in held and tap is not None and not isinstance(tap, ModelTap):
-            number = tap.count if tap.record is None else tap.record.count
-            found.append(Call(Site(tap.path), held["self"], held["args"], held["kwargs"], number, {}))
-        elif "event" in held and held["event"].taps and not held["called"].is_function:
-            tap, number = held["event"].taps[0]
-            args, kwargs = held["passed"]
-            name = held["called"].name
-            site = Site(tap.path, member="" if name == "forward" else f"{name}()")
-            found.append(Call(site, held["module"], args, kwargs, number, {}))
-        elif frame.f_code is MODULE_CALL:
-            held = variables(frame)
-            if not found or found[-1].module is not held["self"] or found[-1].site.member:
-                found.append(Call(Site(""), held["self"], held["args"], held["kwargs"], 0, {}))
-    return found
-
-
 def gone(shadow: Shadow | None = None) -> HotTap:
     """Return a placeholder for a removed tap. A copy of the module, or torch, may still call the tap's old shadow."""
     tap = HotTap(Site(""), _NO_MODULE, OutputObserver(), Session(), False, "")
@@ -789,4 +763,3 @@ HotGradientTap.make_shadow = staticmethod(hot_gradient_path)
 ChangingTap.make_shadow = staticmethod(changing_path)
 KeepingTap.make_shadow = staticmethod(keeping_path)
 ModelTap.make_shadow = staticmethod(model_path)
-_PASSING = pass_through.__code__

@@ -13,7 +13,9 @@ from hookline import _why_nothing_passed as why
 from hookline._cache.record import EMPTY, GradientRecord, Record
 from hookline._engine.action import Action, Apply, Call, KeepingAction, Set
 from hookline._engine.capture_action import Save
+from hookline._engine.passing import Passing
 from hookline._open_blocks import RESTING, Blocks, Rest, Session, acting
+from hookline._sites.calls import Calls, Wanted, is_wanted
 from hookline._sites.language import (
     Alternatives,
     Site,
@@ -29,6 +31,7 @@ from hookline._sites.tree import Children
 from hookline._torch import cell_content
 from hookline._values import copy_or_share
 from hookline._values.nested import STAR, expand, leaves
+from hookline._values.tokens import find_tokens
 from hookline.errors import HooklineError, warn
 
 
@@ -60,7 +63,8 @@ class _Number(int):
     def _refuse(self, other: object = 0) -> NoReturn:  # `if call.number:` compares it with 0.
         raise HooklineError(
             f"call.number {int(self)} can't be compared with {other!r} by a range: it counts all calls in this block, "
-            "and the model has begun a second sequence in it; open a block for each generate()"
+            "and the model has begun a second sequence in it; call.step counts from 0 in each, and '[:, @new]' names "
+            "the new tokens"
         )
 
     __lt__ = __le__ = __gt__ = __ge__ = __bool__ = _refuse
@@ -122,6 +126,9 @@ class Tap:
     names: Alternatives = ()  # The alternatives of that pattern.
     subscripts: tuple[Any, ...] = ()
     star = False  # Whether a `[*]` is among its subscripts.
+    tokens = False  # Whether its subscripts name tokens.
+    is_each = False  # Whether each call is a site of its own.
+    rows_left: set[tuple[int, int]] | None = None  # Tokens that were named for each row and have not passed.
     is_inside = False  # Whether it is at a function that runs inside the forward of its module.
     is_family = False  # Whether it is at a pattern of functions, each of which has its own site.
     removed = False
@@ -169,6 +176,9 @@ class Tap:
             self.star = "*" in site.index and any(
                 STAR in (one if isinstance(one, tuple) else (one,)) for one in self.subscripts
             )
+            self.tokens = "@" in site.index and any(find_tokens(one) is not None for one in self.subscripts)
+        if site.call is not None:
+            self.is_each = isinstance(site.call, Calls) and site.call.is_each
 
     def hold(self, holders: Holders) -> None:
         """Put the tap at a parameter, not at a module."""
@@ -230,16 +240,15 @@ class Tap:
         return self.site, self.action.kind, code.co_code, code.co_consts, code.co_names, held, id(owner)
 
     @property
-    def wanted_call(self) -> int | None:
-        """The number of the only call of its module, method or parameter that it acts on, if the site names one."""
+    def wanted_call(self) -> Wanted:
+        """The calls of its module, method or parameter that it acts on; None for all."""
         return self.site.within if self.is_inside else self.site.call
 
     def next_call(self) -> tuple[int, bool]:
         """Count a call of its module, method or parameter: return the number, and whether it acts on this one."""
         number = self.count
         self.count = number + 1
-        wanted = self.wanted_call
-        return number, wanted is None or wanted == number
+        return number, is_wanted(self.wanted_call, number)
 
     def next_operation(self, name: str) -> tuple[int, bool]:
         """Count an operation on its parameter, within one forward of the model: see `next_call`."""
@@ -250,7 +259,7 @@ class Tap:
         self.counts[name] = number + 1
         self.count += 1
         self.often = max(self.often, number + 1)
-        return number, self.site.call is None or self.site.call == number
+        return number, is_wanted(self.site.call, number)
 
     @property
     def changes(self) -> bool:
@@ -266,6 +275,12 @@ class Tap:
         if not self.star or not self.action.with_call:
             return call
         return call._replace(site=call.site._replace(index=write_subscripts(subscripts)))
+
+    def pass_over(self, passing: Passing | None) -> None:
+        """Note a call in which none of its tokens pass."""
+        if not self.fired:
+            found = "no forward of the model was running" if passing is None else passing.describe()
+            self.problem, self.hint = f"did not fire: no such token passed; {found}", ""
 
     def miss(self, value: Any) -> None:
         """Note that the subscripts select nothing in a value, which passes unchanged. An empty value is all right."""

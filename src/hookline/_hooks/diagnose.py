@@ -168,6 +168,14 @@ def selected_nothing(taps: list[Tap]) -> list[Message]:
     ]
 
 
+def rows_left_out(taps: list[Tap]) -> list[Message]:
+    """Return messages about changes of tokens that were named for each row and did not pass in some rows."""
+    found = [tap for tap in taps if tap.fired and tap.rows_left and tap.missing != IGNORE]
+    return [
+        Message(False, why.rows_left_out(tap.site, sorted({row for row, _ in tap.rows_left or ()}))) for tap in found
+    ]
+
+
 def replaced(taps: list[Tap], model: nn.Module) -> list[Message]:
     """Return messages about taps whose module was replaced, or wrapped in another, while the block was open."""
     changes = [tap for tap in taps if not tap.action.observes]

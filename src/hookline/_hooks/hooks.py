@@ -34,6 +34,7 @@ from hookline._engine.tap import (
     plain_taps,
     tap_at,
 )
+from hookline._hooks.calls_and_tokens import calls_at, is_open_ended, refuse_latest, refuse_options_of_tokens
 from hookline._hooks.lifecycle import GENERATOR, Lifecycle, OpenBlock, yielding
 from hookline._open_blocks import Blocks, open_blocks
 from hookline._option_checks import bytes_of, device_here, dtype_of, refuse_flags, refuse_flags_or_none, refuse_texts
@@ -273,6 +274,7 @@ class Hooks(Tabular):
                 self._add(plain_taps(found, Stop(), session, name, StopTap))
             return self._cache
         places = find_places(self._model, where)
+        refuse_options_of_tokens(places, action, calls)
         if stop:
             _refuse_stop(self._model, [place.site for place in places], action.options.detach)
         self._add_captures([self._capture_at(place, action, calls, name, stop) for place in places], where)
@@ -556,6 +558,8 @@ class Hooks(Tabular):
 
     def _make(self, places: list[Found], action: Action, name: str) -> list[Tap]:
         group, session = object(), self._lifecycle.session
+        if not action.observes:
+            refuse_latest(places)
         plain = ChangingTap if isinstance(action, (Set, Apply)) else StopTap if isinstance(action, Stop) else None
         return [
             tap_at(place, action, session, name, group, plain if place.site[1:] == PLAIN else None) for place in places
@@ -577,6 +581,11 @@ class Hooks(Tabular):
     def _stops(self, places: list[Found], name: str) -> list[Tap]:
         taps = self._make(places, Stop(), name)
         for tap in taps:
+            if is_open_ended(tap.site):
+                raise SiteError(
+                    f"'{tap.site}': more of it may always come, so it is unknown where to stop; name the last call or "
+                    "token"
+                )
             if tap.is_family:
                 raise SiteError(
                     f"'{tap.site}': it is unknown which of its functions runs last; name the functions to stop after"
@@ -592,8 +601,9 @@ class Hooks(Tabular):
             if modules.port == "output":
                 return plain_taps([modules], action, session, name, KeepingTap, calls)[0]
         tap = tap_at(place, action, session, name)
-        tap.record = Record(place.site, calls)
-        if tap.star or tap.is_family:
+        has_calls = place.site.call is not None or place.site.within is not None
+        tap.record = Record(place.site, calls_at(tap, calls) if has_calls else calls)
+        if tap.star or tap.is_family or tap.is_each:
             tap.record.family = {}
         return tap
 

@@ -21,6 +21,7 @@ import itertools
 import os
 import sys
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable
 from functools import cache
 from types import FrameType
@@ -195,6 +196,19 @@ class Lifecycle(ModelTap):
         if tap.is_gradient:
             self.has_gradients = True
             self.changes_gradients |= not tap.action.observes
+        self._look_at_calls((tap,))
+
+    def _look_at_calls(self, taps: Iterable[Tap]) -> None:
+        """Note how many forwards these taps need to know: those whose calls are kept."""
+        for tap in taps:
+            keeps_calls = _keeps_calls(tap)
+            if tap.tokens or tap.action.with_call or keeps_calls:
+                self.follows_tokens = True
+            before = self.session.passed
+            is_bounded = not isinstance(before, deque) or before.maxlen is not None
+            if keeps_calls and is_bounded and tap.record is not None:
+                kept, held = tap.record.keep, len(before or ()) if not isinstance(before, deque) else before.maxlen or 0
+                self.session.passed = deque(before or (), maxlen=None if kept is None else max(kept, held))
 
     def is_inactive(self, record: Record) -> bool:
         """Return True if the hook that fills this record acts nowhere."""
@@ -231,6 +245,11 @@ class Lifecycle(ModelTap):
         for tap in taps:
             tap.removed = True
             self.forget(tap)
+        if self.follows_tokens:
+            self.follows_tokens = False
+            self._look_at_calls(list(self.taps))
+            if isinstance(self.session.passed, deque) and not any([_keeps_calls(tap) for tap in list(self.taps)]):
+                self.session.passed = tuple(self.session.passed)  # What was captured stays readable; no more comes.
 
     def forget(self, tap: Tap) -> None:
         """Forget a tap that was removed."""
@@ -314,6 +333,8 @@ class Lifecycle(ModelTap):
                 tap.order = next(_order)
             if tap.reached:
                 tap.reached = False
+            if tap.rows_left is not None:
+                tap.rows_left = None
             if tap.problem or tap.ran is not None:
                 tap.problem, tap.hint, tap.misses, tap.ran = "", "", 0, None
             if tap.record is not None and tap.record.value is not EMPTY and not tap.is_gradient:
@@ -344,7 +365,7 @@ class Lifecycle(ModelTap):
         session = self.session
         if session.forwards == session.began or session.failed or session.missed or session.gave_up:
             return False
-        if session.backward or block.unfollowed or self.parents:
+        if session.backward or block.unfollowed or self.parents or self.follows_tokens:
             return False
         for tap in block.taps:
             if not tap.fired or tap.shadow is None:
@@ -374,6 +395,8 @@ class Lifecycle(ModelTap):
             messages += diagnose.ran_uncompiled(session, model)
         if session.missed:
             messages += diagnose.selected_nothing(taps)
+        if self.follows_tokens:
+            messages += diagnose.rows_left_out(taps)
         if since:
             messages += diagnose.replaced(taps, model)
             if self.parents and self.has_grown():
@@ -390,6 +413,7 @@ class Lifecycle(ModelTap):
         if block.restores or block.hides_values:
             block.restore()
         if is_over:
+            self.session.sequences = None
             if is_dynamo_loaded() and has_compiled():
                 self._copy_out_of_graphs(block.taps)
             self.blocks = NO_BLOCKS
@@ -501,6 +525,11 @@ class Lifecycle(ModelTap):
             diagnose.warn_of_unentered(list(self.taps), self.verb, self.added_at)
         elif self.added_at is not None and self.everywhere and not self.session.any_forward:
             diagnose.warn_of_unkept(list(self.taps), self.session, self.added_at)
+
+
+def _keeps_calls(tap: Tap) -> bool:
+    """Return True if a tap captures several calls of values."""
+    return tap.record is not None and not tap.is_gradient and tap.record.keep != 1
 
 
 @cache

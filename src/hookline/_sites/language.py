@@ -1,6 +1,6 @@
 """The site language: a `Site` is one place in a model, a `Pattern` is text that names one or several.
 
-    path [#call] [.method() or /function] [#call] [:port] [subscripts]        h.3#2/softmax#1:input[:, -1]
+    path [#calls] [.method() or /function] [#calls] [:port] [subscripts]        h.3#2/softmax#1:input[:, -1]
 
 Text is parsed here, once, and never evaluated. `resolve.py` finds the places in a model that a pattern matches.
 """
@@ -12,11 +12,14 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
+from hookline._sites.calls import Wanted, read_calls
 from hookline._values.nested import STAR, subscript_text
+from hookline._values.tokens import Tokens, read_tokens, without_rows
 from hookline.errors import SiteError, did_you_mean
 
 PORTS = ("output", "input", "inputs", "grad_output", "grad_input", "grad_inputs", "param")
 LONGEST_TEXT = 4096
+LONGEST_ROWS = 1 << 20  # With the tokens of each row, of which a large batch has many.
 LARGEST_INTEGER = 2**31
 MOST_ALTERNATIVES = 1024
 
@@ -34,9 +37,8 @@ Segments = tuple[Alternatives | None, ...]  # The alternatives of each name; Non
 _GRADIENTS = (
     "; did you mean 'grad_output' or 'grad_input'? The gradient of a parameter is its .grad, once backward() has run"
 )
-_RANGE = (
-    "; for several name each ('h.0#1', 'h.0#2'), capture with keep='all', or look at call.number in an edit with "
-    "with_call=True"
+_CALLS = (
+    "'#' takes the number of a call, from 0; for several '#1:', '#:3' or '#{0,2}', for each '#*', for the latest '#-1'"
 )
 Place = TypeVar("Place", bound=tuple[Any, ...])
 _ANY_NAME = (("", ""),)  # A `*` alone.
@@ -53,9 +55,9 @@ class Site(NamedTuple):
     path: str
     port: str = "output"
     index: str = ""  # type: ignore[assignment]  # Hides tuple.index, which a site does not need.
-    call: int | None = None
+    call: Wanted = None
     member: str = ""  # A method, "split_heads()", or a function, "/softmax".
-    within: int | None = None  # The call of the module in which the member is called.
+    within: Wanted = None  # The calls of the module in which the member is called.
 
     @staticmethod
     def parse(text: str) -> Site:
@@ -110,9 +112,9 @@ class Pattern(NamedTuple):
     segments: Segments
     port: str = "output"
     index: str = ""  # type: ignore[assignment]
-    call: int | None = None
+    call: Wanted = None
     member: str = ""
-    within: int | None = None
+    within: Wanted = None
 
     def at(self, path: str) -> Site:
         """Return this place at the module `path`."""
@@ -157,23 +159,25 @@ def parse(text: str) -> Pattern:
     """Read one text of the site language."""
     if not isinstance(text, str):
         raise SiteError(f"a site is text, not {type(text).__name__}")
-    if len(text) > LONGEST_TEXT:
+    if len(text) > LONGEST_TEXT and (len(text) > LONGEST_ROWS or len(without_rows(text)) > LONGEST_TEXT):
         raise SiteError(f"a site of {len(text)} characters; at most {LONGEST_TEXT} are read")
     segments, position = _parse_path(text)
-    call, position = _parse_call(text, position)
+    call, position = _parse_calls(text, position)
     member, within = "", None
     if text[position : position + 1] in ("/", ".", "("):
         segments, member, position = _parse_member(text, position, segments)
-        within, (call, position) = call, _parse_call(text, position)
+        within, (call, position) = call, _parse_calls(text, position)
     port, position = _parse_port(text, position)
     before = position
     index, position = _parse_index(text, position)
     if call is None:
-        call, position = _parse_call(text, position)
+        call, position = _parse_calls(text, position)
     if position < len(text):
         _refuse(text, position, f"unexpected {text[position]!r}{_hint(text, position, before, member)}")
     if port == "param" and (member or call is not None):
         _refuse(text, text.index(":param"), PARAM_ALONE)
+    if "@" in index:
+        _refuse_tokens(text, before, port, index)
     literal = all(names is not None and len(names) == 1 and len(names[0]) == 1 for names in segments)
     path = ".".join(names[0][0] for names in segments if names) if literal else None
     return Pattern(text, path, segments, port, index, call, member, within)
@@ -314,15 +318,16 @@ def _append(alternatives: list[list[str]], text: str) -> None:
         pieces[-1] += text
 
 
-def _parse_call(text: str, position: int) -> tuple[int | None, int]:
+def _parse_calls(text: str, position: int) -> tuple[Wanted, int]:
     if text[position : position + 1] != "#":
         return None, position
-    match = re.compile(r"\d{1,10}").match(text, position + 1)
-    if match is None:
-        _refuse(text, position, f"'#' takes the number of a call, from 0{_RANGE}")
-    if re.compile(r":\d*(?![\w])|[-,]").match(text, match.end()):
-        _refuse(text, match.end(), f"'#' takes the number of one call{_RANGE}")
-    return int(match.group()), match.end()
+    calls, end = read_calls(text[position + 1 :])
+    if calls is None:
+        _refuse(text, position, "there is no such call" if end else _CALLS)
+    end += position + 1
+    if text[end : end + 1] in ("-", ","):
+        _refuse(text, end, _CALLS)
+    return calls, end
 
 
 def _parse_port(text: str, position: int) -> tuple[str, int]:
@@ -345,6 +350,16 @@ def _parse_index(text: str, position: int) -> tuple[str, int]:
     return write_subscripts(tuple(found)), position
 
 
+def _refuse_tokens(text: str, position: int, port: str, index: str) -> None:
+    """Raise if tokens are named twice, or at a parameter."""
+    items = [item for one in parse_subscripts(index) for item in (one if isinstance(one, tuple) else (one,))]
+    named = sum(isinstance(item, Tokens) for item in items)
+    if named > 1:
+        _refuse(text, position, "a site names its tokens once")
+    if named and port == "param":
+        _refuse(text, position, "a parameter has no tokens")
+
+
 def _parse_subscript(text: str, position: int) -> tuple[Any, int]:
     """Read one `[...]`; return a single item as it is, several as a tuple."""
     items: list[Any] = []
@@ -352,13 +367,24 @@ def _parse_subscript(text: str, position: int) -> tuple[Any, int]:
     start, position = position, position + 1
     while True:
         match = _TOKEN.match(text, position)
+        if match is None and text[position:].lstrip()[:1] == "@":
+            tokens, end, problem = read_tokens(text, position + len(text[position:]) - len(text[position:].lstrip()))
+            if tokens is None:
+                _refuse(text, position, problem)
+            parts.append(tokens)
+            position = end
+            continue
         if match is None:
             position += len(text[position:]) - len(text[position:].lstrip())
             key = re.match(r"[^\W\d]\w*(?=\s*\])", text[position:])
             hint = f'; a key is quoted: ["{key.group()}"]' if key else ""
             if text.startswith("[", position):
                 hint = "; several positions are several sites, as in '[:, 0]' and '[:, 2]'"
-            _refuse(text, position, f"not a subscript: use integers, slices, '...', None, '*' or quoted keys{hint}")
+            _refuse(
+                text,
+                position,
+                f"not a subscript: use integers, slices, '...', None, '*', '@' for tokens, or quoted keys{hint}",
+            )
         token, kind = match.group().strip(), match.lastindex
         if kind in (6, 7):  # A comma or the closing bracket.
             items.append(_finish_item(text, start, parts))

@@ -82,6 +82,8 @@ def _find_one(model: nn.Module, names: Names, where: Any) -> list[Found]:
     if isinstance(where, (type, re.Pattern)):
         return _find_all(model, names, where)
     if isinstance(where, tuple) and len(where) == 2 and isinstance(where[1], str) and where[1][:1] in MARKS:
+        if where[1][0] == "[" and "@" in where[1]:
+            return _with_tokens(_find_one(model, names, where[0]), parse(where[1]).index)
         return _find_pair(model, names, *where)
     if callable(where):
         _refuse_predicate(where)
@@ -180,6 +182,14 @@ def _find_pair(model: nn.Module, names: Names, where: Any, rest: str) -> list[Fo
     if not chosen:
         raise SiteError(f"({where!r}, {rest!r}): none of these modules has such a method")
     return chosen
+
+
+def _with_tokens(places: list[Found], index: str) -> list[Found]:
+    """Return places with the tokens of a pair such as `("h.5:input[0]", hl.tokens(positions))`."""
+    found = [place._replace(site=place.site._replace(index=place.site.index + index)) for place in places]
+    for place in found:
+        parse(f":{place.site.port}{place.site.index}")  # Raises where tokens can't be named.
+    return found
 
 
 def _exact(model: nn.Module, names: Names, site: Site) -> list[Found]:

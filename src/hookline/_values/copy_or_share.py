@@ -22,6 +22,7 @@ into, or lets a larger tensor be freed.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextvars import ContextVar
 from functools import cache
 from sys import getrefcount
@@ -70,6 +71,8 @@ def _count(value: Any) -> int:
 
 class RunningForward:
     """A running forward of a model: its arguments, and the memory that existed before it."""
+
+    passing: Mapping[Any, Any] = {}  # The tokens that pass in it, for each session that asks; replaced.
 
     def __init__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.model = model

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hookline._values.tokens import find_columns, find_tokens, put_columns, take_columns
 from hookline.errors import EditError, HooklineError, SiteError, did_you_mean
 
 
@@ -311,14 +312,31 @@ def _get_one(value: Any, subscript: Any) -> Any:
             return _attributes(value)[subscript]
         if isinstance(subscript, str) and isinstance(value, Tensor):
             raise KeyError(subscript)
-        return value[subscript]
+        at = find_columns(subscript) if type(subscript) is tuple else None
+        return value[subscript] if at is None else take_columns(value, subscript, at)
     except (KeyError, IndexError, TypeError, ValueError) as error:
+        if find_tokens(subscript) is not None and not isinstance(value, Tensor):
+            raise SiteError(
+                f"tokens are a dimension of a tensor, and {describe(value)} passes here{_of_an_item(value, subscript)}"
+            ) from None
+        if find_tokens(subscript) is not None:
+            raise SiteError(
+                f"{subscript_text(subscript)} names tokens, and which they are is known only while the model runs: "
+                "name them where a value is captured, or read them with cache.tokens(site)"
+            ) from None
         near = did_you_mean(subscript, _attributes(value)) if isinstance(subscript, str) else ""
         problem = f": {error}" if isinstance(error, (IndexError, ValueError)) and error.args else ""
         problem = _out_of_range(value, subscript) or problem
         text = f"[{subscript!r}]" if isinstance(subscript, str) else subscript_text(subscript)
         near = near or _in_an_item(value, subscript, text)
         raise SiteError(f"{text} is not a part of {describe(value)}{problem}{near}") from None
+
+
+def _of_an_item(value: Any, subscript: Any) -> str:
+    """Return a hint if a tuple or list has a tensor with several dimensions: "; did you mean [0][:, @new]?"."""
+    items = value if isinstance(value, (tuple, list)) else ()
+    numbers = [number for number, item in enumerate(items) if isinstance(item, Tensor) and item.dim() > 1]
+    return f"; did you mean [{numbers[0]}]{subscript_text(subscript)}?" if numbers else ""
 
 
 def _in_an_item(value: Any, subscript: Any, text: str) -> str:
@@ -393,7 +411,12 @@ def _put_in_tensor(tensor: Tensor, subscripts: tuple[Any, ...], new: Any) -> Ten
         part = _get_one(part, subscript)
     old = _get_one(part, subscripts[-1])
     check_fits(new, old)
-    part[subscripts[-1]] = new
+    last = subscripts[-1]
+    at = find_columns(last) if type(last) is tuple else None
+    if at is None:
+        part[last] = new
+    else:
+        put_columns(part, last, at, new)
     return result
 
 

@@ -1,0 +1,360 @@
+"""Token sequences: which tokens pass in a forward of a model, known from what the model is called with.
+
+`begin` is called before each forward of a model whose hooks name tokens, look at the call, or keep several calls. A
+`Sequence` counts what passes; a `Passing` (passing.py) says which tokens pass in one forward. Padding (padding.py) is
+read only when somebody asks for tokens.
+
+How many columns passed before a forward is told by the first of these:
+
+| | for |
+|---|---|
+| the length of the cache among its arguments | the caches of transformers, and tuples of keys and values |
+| what has passed, if the same `generate()` or the same cache goes on | caches that know no length, as those of Mamba |
+| the length of the mask | everything else |
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Callable, Mapping
+from threading import current_thread
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hookline._cache.record import ticks
+from hookline._engine import call_arguments
+from hookline._engine.generate_call import GenerateCall, generate_call, has_encoder
+from hookline._engine.padding import Padding
+from hookline._engine.passing import Passing, RowsOfTokens, passing_of_encoder
+from hookline._open_blocks import Session, current_task
+from hookline._sites.tree import refuse_other_model, unwrap
+from hookline._torch import current_transform
+from hookline._values import copy_or_share
+from hookline._values.copy_or_share import RunningForward
+from hookline._values.nested import Arguments, describe, leaves
+from hookline.errors import HooklineError
+
+# Names of arguments that tell how many tokens pass, that hold what passed before, and that say how many of the last
+# tokens the head gets.
+_IDS = ("decoder_input_ids", "decoder_inputs_embeds", "input_ids", "inputs_embeds", "ids", "idx", "tokens")
+_CACHES = ("past_key_values", "cache_params", "past_key_value", "layer_past", "past", "mems", "kv_cache", "cache")
+_POSITIONS = ("position_ids", "cache_position")
+_LOGITS = ("logits_to_keep", "num_logits_to_keep")
+_UNKNOWN = Passing(0, 0, 0, None)  # For forwards whose arguments don't tell which tokens pass.
+Tell = Callable[..., Any]
+_told: weakref.WeakKeyDictionary[nn.Module, Callable[[], Tell | None]] = weakref.WeakKeyDictionary()
+
+
+def tell_tokens(model: nn.Module, function: Tell | None) -> None:
+    """Tell hookline which tokens a model is given, where its arguments don't say so in a usual way.
+
+    The function is kept as long as the model, so it must not hold the model itself; a method of the model may be given.
+    A copy of the model has to be told again.
+
+    Args:
+        function: Called with the arguments of each forward of the model. It returns the indices of the tokens in their
+            sequences, an integer tensor (batch, tokens) with -1 for padding, or with them the number of tokens of the
+            prompt: `(indices, prompt)`. Where it returns None, hookline looks at the arguments itself. None in place of
+            the function takes it away.
+    """
+    refuse_other_model(model)
+    if function is not None and not callable(function):
+        raise HooklineError(f"{describe(function)} does not tell tokens; give a function of the model's arguments")
+    if function is None:
+        _told.pop(unwrap(model), None)
+    elif isinstance(getattr(function, "__self__", None), nn.Module):
+        _told[unwrap(model)] = weakref.WeakMethod(function)
+    else:
+        _told[unwrap(model)] = lambda: function
+
+
+class Sequence:
+    """What has passed of the sequences that a model is given on one thread or in one task."""
+
+    def __init__(self) -> None:
+        self.number = -1
+        self.step = 0
+        self.total = 0  # Columns so far.
+        self.rows = 0
+        self.prompt: int | None = None  # The columns of the prompt.
+        self.prompt_reason = ""
+        self.prompt_end_used = 0  # The columns of the prompt when tokens were counted from its end.
+        self.reason = ""
+        self.padding = Padding(0)
+        self.prompts: list[int] | None = None  # For each row the tokens of the prompt, if a function told them.
+        self.beams = 1  # How many continuations of each row pass side by side.
+        self.ids: Tensor | None = None  # What the model was given without a cache, to see whether it grows.
+        self.cache: Callable[[], Any] = _nothing
+        self.generating: Callable[[], Any] = _nothing  # The identity of the `generate()` that runs the model.
+        self.has_encoder: bool | None = None  # Whether the model is an encoder-decoder; None if not yet known.
+
+    def next(self, model: nn.Module, passed: Arguments) -> Passing:
+        """Count a forward, and return the tokens that pass in it."""
+        tell = _told[model]() if model in _told else None
+        answer = None if tell is None else tell(*passed[0], **passed[1])
+        if answer is not None:
+            return self._as_told(answer)
+        named = _arguments_by_name(model, passed)
+        ids, is_certain = _tokens_of(named)
+        if ids is None:
+            self.step = self.step + 1 if self.number >= 0 else 0
+            self.number = max(0, self.number)
+            return Passing(self.number, self.step, 0, None)
+        cache = next((named[name] for name in _CACHES if named.get(name) is not None), None)
+        if self._is_next_token(ids, cache):
+            return self._next_token(named)
+        generating = generate_call(model)
+        if self.has_encoder is None:
+            self.has_encoder = has_encoder(model)
+        positions = next((named[name] for name in _POSITIONS if named.get(name) is not None), None)
+        mask = named.get("decoder_attention_mask" if self.has_encoder else "attention_mask")
+        first = self._count(ids, cache, mask, positions, generating)
+        if generating is not None:
+            mask = None if self.step else generating.mask
+        known = max(self.total - first, (self.prompt or 0) if generating is not None else 0)
+        self.padding.note(mask, positions, first, known, self.rows)
+        self.beams = 1 if generating is None else generating.beams
+        return self._passing(named, first, int(ids.shape[1]), is_certain)
+
+    def _is_next_token(self, ids: Tensor, cache: Any) -> bool:
+        """Return True for a step of `generate()`: the usual case, in which nothing has to be looked up."""
+        is_known = cache is not None and cache is self.cache() and self.generating() is not None
+        return is_known and ids.shape[1] == 1 and ids.shape[0] == self.rows and _length_of(cache) == self.total > 0
+
+    def _next_token(self, named: Mapping[str, Any]) -> Passing:
+        first = self.total
+        self.step += 1
+        self.total += 1
+        return self._passing(named, first, 1, True)
+
+    def _passing(self, named: Mapping[str, Any], first: int, width: int, is_certain: bool) -> Passing:
+        kept = next((int(named[one]) for one in _LOGITS if isinstance(named.get(one), int)), 0)
+        return Passing(
+            self.number, self.step, first, width, self.rows, self.prompt, self.padding, self.reason,
+            self.prompt_reason, kept, self.beams, is_certain,
+            passing_of_encoder(named.get("attention_mask")) if self.has_encoder else None, self,
+        )  # fmt: skip
+
+    def _count(self, ids: Tensor, cache: Any, mask: Any, positions: Any, generating: GenerateCall | None) -> int:
+        """Count the columns of a forward. Return how many passed before."""
+        rows, width = int(ids.shape[0]), int(ids.shape[1])
+        same_run = generating is not None and self.generating() is generating.identity
+        is_first = generating is not None and not same_run
+        past = self._past(cache, mask, width, same_run)
+        if not past and cache is None and generating is None and _count_on(positions, self.total):
+            past = self.total  # The model keeps a cache of its own.
+        is_other_cache = cache is not None and self.cache is not _nothing and self.cache() is not cache
+        is_whole_again = past == 0 and (cache is None or same_run) and not is_first and self._grows(ids, same_run)
+        if is_whole_again:
+            self.step += 1
+            self.total = width
+        elif 0 < past == self.total and not is_first and not is_other_cache:
+            self._go_on(width, generating)
+        else:
+            self._start(past, width, rows, cache, generating)
+        self.rows = rows
+        self.cache = _weakly(cache)
+        self.generating = _nothing if generating is None else _weakly(generating.identity)
+        is_text = ids.dim() == 2 and not ids.is_floating_point() and cache is None and generating is None
+        self.ids = ids.detach().clone() if is_text and _is_readable(ids) else None
+        return past
+
+    def _past(self, cache: Any, mask: Any, width: int, same_run: bool) -> int:
+        """Return how many columns the model was given before this forward."""
+        length = _length_of(cache)
+        if length is not None:
+            is_known = not isinstance(cache, (tuple, list)) or length in (0, self.total)
+            if not is_known or (cache is self.cache() and 0 < length < self.total):
+                taken_back = "tokens were taken back from the cache, so it is unknown which tokens pass"
+                self.reason = taken_back if is_known else _UNTOLD
+                return self.total
+            return length
+        if cache is not None and (same_run or cache is self.cache()) and self.total:
+            return self.total
+        is_longer = isinstance(mask, Tensor) and mask.dim() == 2 and mask.shape[1] > width
+        if is_longer and cache is not None:
+            return int(mask.shape[1]) - width
+        if cache is not None and self.total and width == 1 and not same_run:
+            self.reason = _UNTOLD
+        return 0
+
+    def _grows(self, ids: Tensor, same_run: bool) -> bool:
+        """Return True if a model without a cache is given its sequence again, with one more token."""
+        before = self.ids
+        if self.total and same_run and ids.shape[1] == self.total + 1 and ids.shape[0] <= self.rows:
+            return True
+        if not self.total or same_run or before is None or before.device != ids.device or not _is_readable(ids):
+            return False
+        if ids.shape == before.shape and ids.shape[1] > 1 and torch.equal(ids[:, :-1], before[:, 1:]):
+            self.reason = "the model is given a window that moves over its sequence, so it is unknown which tokens pass"
+            return True
+        if ids.shape[1] != self.total + 1 or ids.shape[0] > self.rows:
+            return False
+        if ids.shape[0] == self.rows:
+            return torch.equal(ids[:, :-1], before)
+        return bool((ids[:, None, :-1] == before).all(-1).any(1).all())  # Finished rows are gone.
+
+    def _go_on(self, width: int, generating: GenerateCall | None) -> None:
+        self.step += 1
+        is_prompt = self.prompt is not None and self.total == self.prompt and generating is None
+        self.total += width
+        if width > 1 and is_prompt:
+            self.prompt = self.total  # The prompt comes in several pieces.
+            if self.prompt_end_used:
+                raise HooklineError(
+                    f"the prompt goes on after {self.prompt_end_used} tokens, and tokens were counted from its end "
+                    "there; hl.tell_tokens(model, function) tells where a prompt ends"
+                )
+        elif width > 1 and self.prompt is not None and self.total > self.prompt and generating is None:
+            self.prompt_reason = (
+                "several tokens passed at once after single ones, so it is unknown which are the prompt"
+            )
+
+    def _start(self, past: int, width: int, rows: int, cache: Any, generating: GenerateCall | None) -> None:
+        goes_on = past and (cache is self.cache() or isinstance(cache, (tuple, list)))
+        self.reason = self.reason if goes_on or self.reason == _UNTOLD else ""
+        self.number += 1
+        self.step, self.prompt_end_used, self.padding = 0, 0, Padding(rows)
+        self.total = past + width
+        self.prompt = past + width if past == 0 else None
+        self.prompt_reason = "" if past == 0 else "the prompt passed before these hooks were added"
+        if generating is None:
+            return
+        known = generating.width
+        if isinstance(generating.mask, Tensor) and generating.mask.dim() == 2:
+            known = max(known, int(generating.mask.shape[1]))
+        if known >= past + width:
+            self.prompt, self.prompt_reason = known, ""
+        elif width == generating.width > 1:  # It was given the tokens behind those in its cache, without a mask.
+            self.prompt, self.prompt_reason = past + width, ""
+        if generating.speculates_with:
+            option = generating.speculates_with
+            self.reason = f"generate() runs with {option}, and tries tokens that it may throw away"
+
+    def _as_told(self, answer: Any) -> Passing:
+        """Return the tokens that the user's function tells."""
+        indices, prompt = answer if isinstance(answer, tuple) else (answer, None)
+        if not isinstance(indices, Tensor) or indices.dim() != 2 or indices.is_floating_point():
+            raise HooklineError(
+                f"the function given to tell_tokens returned {describe(indices)}; it must return the index of each "
+                "token, an integer tensor (batch, tokens)"
+            )
+        table: list[list[int]] = indices.tolist()
+        counts = [max(row, default=-1) + 1 for row in table]
+        if self.number < 0 or any(0 in row for row in table):
+            self.number, self.step, self.total = self.number + 1, -1, 0
+            is_whole = all(0 in row or not any(one >= 0 for one in row) for row in table)
+            self.prompts = counts if is_whole else None
+        self.step += 1
+        first, self.total = self.total, self.total + indices.shape[1]
+        prompts = self.prompts if prompt is None else [int(prompt)] * len(table)
+        columns = None if prompts is None else max(prompts, default=0)
+        return Passing(
+            self.number, self.step, first, int(indices.shape[1]), len(table), columns, owner=self,
+            told=RowsOfTokens(table, counts, prompts),
+        )  # fmt: skip
+
+
+_UNTOLD = "the cache does not tell how many tokens it holds; hl.tell_tokens(model, function) does"
+
+
+def begin(session: Session, run: RunningForward) -> None:
+    """Count a forward of a model for the hooks of a session, before it runs."""
+    if session.sequences is None:
+        session.sequences = weakref.WeakKeyDictionary()
+    runner = current_task() or current_thread()
+    sequence = session.sequences.get(runner)
+    if sequence is None:
+        sequence = session.sequences[runner] = Sequence()
+    passing: Passing = sequence.next(run.model, run.given)
+    run.passing = {**run.passing, session: passing}
+    forwards = session.passed
+    if isinstance(forwards, deque) and (passing.width is not None or not forwards or forwards[-1][1] is not _UNKNOWN):
+        if forwards:
+            forwards[-1][1].forget_rows()
+        forwards.append((next(ticks), _UNKNOWN if passing.width is None else passing))
+
+
+def passing_here() -> Mapping[Session, Passing]:
+    """Return the tokens that pass in the running forwards, for each session whose hooks ask for them."""
+    found: Mapping[Session, Passing] = {}
+    run = copy_or_share.current_forward.get()
+    while run is not None:
+        if run.passing:
+            found = {**run.passing, **found} if found else run.passing
+        run = run.outer
+    return found
+
+
+def _nothing() -> None:
+    return None
+
+
+def _weakly(value: Any) -> Callable[[], Any]:
+    """Return a weak reference; for a tuple or None, which can't have one, a function that returns None."""
+    try:
+        return weakref.ref(value) if value is not None else _nothing
+    except TypeError:
+        return _nothing
+
+
+def _arguments_by_name(model: nn.Module, passed: Arguments) -> Mapping[str, Any]:
+    """Return the arguments of a model by name, with those in a `*args` or in a batch that is a mapping."""
+    args, kwargs = passed
+    if not args:
+        return kwargs
+    found = call_arguments.bind(passed, call_arguments.parameters_of(type(model).forward))
+    rest = found.get("args")
+    if isinstance(rest, tuple):
+        found |= {f"args[{number}]": one for number, one in enumerate(rest)}
+    for value in [*found.values()]:
+        if isinstance(value, Mapping):
+            found |= {key: one for key, one in value.items() if isinstance(key, str)}
+    return found
+
+
+def _tokens_of(named: Mapping[str, Any]) -> tuple[Tensor | None, bool]:
+    """Return the tensor whose second dimension counts the tokens, or None, and whether its name says so."""
+    for name in _IDS:
+        value = named.get(name)
+        if isinstance(value, Tensor) and value.dim() > 1 and not value.is_nested:
+            return value, True
+    # Floats count tokens only beside a cache or a mask: the second dimension of other data may count channels.
+    tells = any(named.get(name) is not None for name in (*_CACHES, "attention_mask"))
+    for value in named.values():
+        if isinstance(value, Tensor) and value.dim() > 1 and not value.is_nested:
+            if value.is_floating_point() and not tells and value.dim() < 3:
+                continue
+            is_text = tells or (value.dim() == 2 and not value.is_floating_point())
+            return (value, tells) if is_text and value.dtype is not torch.bool else (None, False)
+    return None, False
+
+
+def _is_readable(ids: Tensor) -> bool:
+    """Return True if token ids have numbers that can be compared: not on meta, not inside a torch.func transform."""
+    return type(ids) is Tensor and not ids.is_meta and current_transform() is None
+
+
+def _count_on(positions: Any, total: int) -> bool:
+    """Return True if position ids go on behind some columns, by one each, and don't begin again."""
+    if not isinstance(positions, Tensor) or not total or not _is_readable(positions) or not positions.numel():
+        return False
+    rows = positions.reshape(-1, positions.shape[-1]).tolist()
+    return all(0 < row[0] <= total and row == [*range(row[0], row[0] + len(row))] for row in rows)
+
+
+def _length_of(cache: Any) -> int | None:
+    """Return how many columns a cache holds; None if it does not tell."""
+    count = getattr(cache, "get_seq_length", None)
+    if callable(count):
+        try:
+            return int(count())
+        except (ValueError, TypeError, NotImplementedError, IndexError, AttributeError):
+            return None
+    if isinstance(cache, (tuple, list)):
+        first = next(iter(leaves(cache)), None)
+        return 0 if first is None else int(first.shape[-2]) if first.dim() > 2 else -1
+    return None

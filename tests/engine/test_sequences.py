@@ -1,0 +1,317 @@
+"""Which tokens pass in a forward, where a user runs the model: loops, masks, positions, models that tell nothing."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import hookline as hl
+from tests.support.real_models import gpt2, near, of, transformers
+
+LAYER = "transformer.h.0"
+IDS = torch.arange(3, 13).reshape(2, 5)
+LEFT = torch.tensor([[1, 1, 1, 1, 1], [0, 0, 1, 1, 1]])
+RIGHT = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
+
+
+@pytest.fixture
+def model() -> Any:
+    return of(gpt2).requires_grad_(False)
+
+
+def marked(value: Tensor) -> Tensor:
+    return value + 100
+
+
+def columns(value: Tensor) -> list[list[int]]:
+    """Return the columns of each row that `marked` has changed."""
+    return [[at for at, one in enumerate(row) if one.mean() > 50] for row in value]
+
+
+def changed(acts: hl.Cache, site: str = LAYER) -> list[list[list[int]]]:
+    """Return the changed columns of each call."""
+    return [columns(value) for value in acts.calls(site)]
+
+
+def looking(model: Any, selector: str) -> hl.Hooks:
+    """Return hooks that mark tokens and keep what passes then."""
+    hooks = hl.Hooks(model, active=False)
+    hooks.edit(f"{LAYER}[:, {selector}]", marked)
+    hooks.capture(LAYER, keep="all")
+    return hooks
+
+
+def in_steps(model: Any, ids: Tensor, widths: list[int], cache: Any = None, **more: Any) -> Any:
+    """Give the model its columns piece by piece, with a cache."""
+    at = 0
+    cache = transformers.DynamicCache() if cache is None else cache
+    for width in widths:
+        given = {name: value[:, : at + width] for name, value in more.items()}
+        model(ids[:, at : at + width], past_key_values=cache, **given)
+        at += width
+    return cache
+
+
+def test_a_loop_with_a_cache_has_new_tokens_after_its_prompt(model):
+    with looking(model, "@new") as acts:
+        in_steps(model, IDS, [3, 1, 1])
+    assert changed(acts) == [[[], []], [[0], [0]], [[0], [0]]]
+
+
+def test_a_prompt_that_comes_in_pieces_is_one_prompt(model):
+    with looking(model, "@prompt") as acts:
+        in_steps(model, IDS, [2, 2, 1])
+    assert changed(acts) == [[[0, 1], [0, 1]], [[0, 1], [0, 1]], [[], []]]
+
+
+def test_a_change_that_counts_from_the_end_of_a_prompt_in_pieces_is_refused(model):
+    for selector in ("@prompt[-1]", "@prompt[:-3]"):
+        with (
+            pytest.raises(hl.HooklineError, match="the prompt goes on after 2 tokens, .*hl.tell_tokens"),
+            looking(model, selector),
+        ):
+            in_steps(model, IDS, [2, 2])
+
+
+def test_several_tokens_after_single_ones_make_the_prompt_unknown(model):
+    hooks = looking(model, "@prompt")
+    with pytest.raises(hl.HooklineError, match="several tokens passed at once after single ones"), hooks:
+        in_steps(model, IDS, [2, 1, 2])
+    with looking(model, "@3") as acts:
+        in_steps(model, IDS, [2, 1, 2])
+    assert changed(acts) == [[[], []], [[], []], [[0], [0]]]
+
+
+def test_a_loop_without_a_cache_changes_the_same_tokens_in_every_step(model):
+    with looking(model, "@new[0]") as acts:
+        for end in (3, 4, 5):
+            model(IDS[:, :end], use_cache=False)
+    assert changed(acts) == [[[], []], [[3], [3]], [[3], [3]]]
+    assert acts.tokens(LAYER).shape == (2, 5, 16)
+
+
+def test_other_ids_of_one_more_token_are_another_sequence(model):
+    with looking(model, "@new") as acts:
+        model(IDS[:, :3])
+        model(IDS[:, 1:])
+        with pytest.raises(hl.HooklineError, match="values of 2 sequences, and there is no number 2"):
+            acts.tokens(LAYER, sequence=2)
+        assert [acts.tokens(LAYER, sequence=number).shape[1] for number in (0, 1, -1)] == [3, 4, 4]
+        in_steps(model, IDS, [2, 1])
+
+
+def test_a_loop_that_drops_finished_rows_goes_on_where_it_was(model):
+    with looking(model, "@new") as acts:
+        cache = in_steps(model, IDS, [3, 1])
+        cache.batch_select_indices(torch.tensor([1]))
+        model(IDS[1:, 4:5], past_key_values=cache)
+        with pytest.raises(hl.HooklineError, match="the number of rows changed"):
+            acts.tokens(LAYER)
+    assert changed(acts) == [[[], []], [[0], [0]], [[0]]]
+
+
+def test_a_loop_without_a_cache_that_drops_rows_goes_on_where_it_was(model):
+    with looking(model, "@new") as acts:
+        model(IDS[:, :3], use_cache=False)
+        model(IDS[:, :4], use_cache=False)
+        model(IDS[1:], use_cache=False)
+    assert changed(acts) == [[[], []], [[3], [3]], [[3, 4]]]
+
+
+def test_which_row_is_which_is_unknown_once_rows_with_padding_are_dropped(model):
+    with pytest.raises(hl.HooklineError, match="the mask has 2 rows and 1 pass here"), looking(model, "@new"):
+        cache = in_steps(model, IDS, [4], attention_mask=LEFT)
+        cache.batch_select_indices(torch.tensor([1]))
+        model(IDS[1:, 4:], past_key_values=cache)
+
+
+@pytest.mark.parametrize(
+    ("mask", "expected"), [(LEFT, [[[0, 2], [2, 4]]]), (RIGHT, [[[0, 2], [0, 2]]])], ids=["left", "right"]
+)
+def test_padding_does_not_count(model, mask, expected):
+    with looking(model, "@:4:2") as acts:
+        model(IDS, attention_mask=mask)
+    assert changed(acts) == expected
+    with looking(model, "@:4:2") as acts:
+        in_steps(model, IDS, [2, 3], attention_mask=mask)
+    found = [[[*first, *(one + 2 for one in second)] for first, second in zip(*changed(acts), strict=True)]]
+    assert found == expected
+
+
+def causal(mask: Tensor, first: int = 0) -> Tensor:
+    """Return a mask of four dimensions for the columns from `first` on."""
+    seen = torch.ones(mask.shape[1], mask.shape[1], dtype=torch.bool).tril()[None, None] & (mask[:, None, None] != 0)
+    seen = (seen | torch.eye(mask.shape[1], dtype=torch.bool))[:, :, first:]
+    return torch.where(seen, 0.0, torch.finfo().min)
+
+
+@pytest.mark.parametrize(
+    ("mask", "padded"),
+    [(LEFT, 0), (LEFT, 1), (RIGHT, 0), (RIGHT, 1), (RIGHT, None)],
+    ids=["left-0", "left-1", "right-0", "right-1", "right-repeated"],
+)
+def test_position_ids_tell_padding_where_the_mask_has_four_dimensions(model, mask, padded):
+    positions = mask.cumsum(1) - 1
+    positions = positions if padded is None else positions.masked_fill(mask == 0, padded)
+    with looking(model, "@prompt[-1]") as acts:
+        model(IDS, attention_mask=causal(mask), position_ids=positions)
+    assert changed(acts) == [[[4], [4 if mask is LEFT else 2]]]
+    with looking(model, "@1:3") as acts:
+        cache = transformers.DynamicCache()
+        model(IDS[:, :3], attention_mask=causal(mask[:, :3]), position_ids=positions[:, :3], past_key_values=cache)
+        model(IDS[:, 3:], attention_mask=causal(mask, 3), position_ids=positions[:, 3:], past_key_values=cache)
+    assert changed(acts) == [[[1, 2], [] if mask is LEFT else [1, 2]], [[], [0, 1] if mask is LEFT else []]]
+
+
+def test_a_mask_of_four_dimensions_alone_does_not_tell_padding(model):
+    with (
+        pytest.raises(hl.HooklineError, match=r"does not tell which tokens are padding; .* or position_ids"),
+        looking(model, "@2"),
+    ):
+        model(IDS, attention_mask=causal(LEFT))
+
+
+def test_position_ids_without_a_mask_hide_no_token(model):
+    positions = torch.tensor([[0, 1, 2, 3, 4], [0, 0, 0, 1, 2]])
+    with looking(model, "@3") as acts:
+        model(IDS, position_ids=positions)
+    assert changed(acts) == [[[3], [3]]]
+
+
+def test_hooks_that_are_added_after_the_prompt_know_indices_but_no_prompt(model):
+    cache = in_steps(model, IDS, [3])
+    with looking(model, "@4") as acts:
+        model(IDS[:, 3:4], past_key_values=cache)
+        model(IDS[:, 4:], past_key_values=cache)
+    assert changed(acts) == [[[], []], [[0], [0]]]
+    with (
+        pytest.raises(hl.HooklineError, match="the prompt passed before these hooks were added"),
+        looking(model, "@prompt[-1]"),
+    ):
+        model(IDS[:, :1], past_key_values=cache)
+
+
+def test_tokens_taken_back_from_the_cache_are_refused(model):
+    with (
+        pytest.raises(hl.HooklineError, match="tokens were taken back from the cache"),
+        looking(model, "@2"),
+    ):
+        cache = in_steps(model, IDS, [4])
+        cache.crop(-2)
+        model(IDS[:, 3:], past_key_values=cache)
+
+
+def test_embeddings_are_tokens_too(model):
+    embedded = model.transformer.wte(IDS)
+    with looking(model, "@3") as acts:
+        model(inputs_embeds=embedded, attention_mask=LEFT)
+    assert changed(acts) == [[[3], []]]
+
+
+class Odd(nn.Module):
+    """A model whose argument tells nothing about tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, state: dict[str, Tensor]) -> Tensor:
+        return self.layer(state["x"])
+
+
+def test_in_a_model_that_tells_nothing_a_tokens_index_is_its_index_in_the_value():
+    model, x = Odd(), torch.randn(2, 5, 4)
+    _, acts = hl.run(model, {"x": x}, capture=["layer[:, @3]", "layer[:, @prompt]"])
+    assert acts["layer[:, @3]"].equal(model.layer(x)[:, 3])
+    assert acts["layer[:, @prompt]"].equal(model.layer(x))
+    with pytest.raises(hl.NeverFired, match="no such token passed; its arguments don't tell which tokens"):
+        hl.run(model, {"x": x}, edit={"layer[:, @7]": marked})
+    with hl.capture(model, "layer", keep="all") as acts:
+        model({"x": x})
+    with pytest.raises(hl.HooklineError, match="not given its tokens in a way that tells .* hl.tell_tokens"):
+        acts.tokens("layer")
+
+
+def test_a_function_tells_the_tokens_of_a_model_and_where_its_prompt_ends():
+    model, x = Odd(), torch.randn(2, 5, 4)
+
+    def tell(state: dict[str, Any]) -> Any:
+        at = state["at"]
+        return torch.tensor([[*range(at, at + state["x"].shape[1])], [-1] * state["x"].shape[1]]), 3
+
+    hl.tell_tokens(model, tell)
+    with hl.edit(model, "layer[:, @new]", marked), hl.capture(model, "layer", keep="all") as acts:
+        model({"x": x[:, :2], "at": 0})
+        model({"x": x[:, 2:], "at": 2})
+    assert changed(acts, "layer") == [[[], []], [[1, 2], []]]
+    assert acts.tokens("layer").shape == (2, 5, 4)
+    hl.tell_tokens(model, None)
+    with pytest.raises(hl.NeverFired), hl.edit(model, "layer[:, @new]", marked):
+        model({"x": x, "at": 0})
+
+
+def test_what_a_function_tells_is_checked():
+    model = Odd()
+    with pytest.raises(hl.HooklineError, match="does not tell tokens; give a function"):
+        hl.tell_tokens(model, 3)
+    for answer in (3, torch.zeros(2, 3), torch.zeros(3, dtype=torch.long)):
+        hl.tell_tokens(model, lambda _state, answer=answer: answer)
+        with pytest.raises(hl.HooklineError, match=r"tell_tokens returned .* integer tensor \(batch, tokens\)"):
+            hl.run(model, {"x": torch.ones(1, 2, 4)}, capture="layer[:, @0]")
+
+
+def test_the_call_of_an_edit_has_its_step_and_its_tokens(model):
+    seen: list[tuple[int, list[list[int]]]] = []
+
+    def note(value: Tensor, call: hl.Call) -> None:
+        assert call.tokens is not None
+        seen.append((call.step, call.tokens.tolist()))
+
+    with hl.edit(model, LAYER, note, with_call=True):
+        in_steps(model, IDS, [4, 1], attention_mask=LEFT)
+        model(IDS[:, :2])
+    assert seen == [
+        (0, [[0, 1, 2, 3], [-1, -1, 0, 1]]), (1, [[4], [2]]), (0, [[0, 1], [0, 1]]),
+    ]  # fmt: skip
+
+
+def test_tokens_at_another_dimension_are_refused(model):
+    with pytest.raises(hl.SiteError, match="'@2' stands at a dimension of size 16, and 5 tokens pass in this forward"):
+        hl.run(model, IDS, edit={f"{LAYER}[..., @2]": marked})
+    with pytest.raises(hl.SiteError, match="has no dimension 3 for tokens"):
+        hl.run(model, IDS, edit={f"{LAYER}[:, :, :, @2]": marked})
+    with pytest.raises(hl.SiteError, match="names the tokens of 3 rows, and 2 pass here"):
+        hl.run(model, IDS, capture=(LAYER, hl.tokens([1, 2, 3])))
+    with pytest.raises(
+        hl.SiteError, match="rows have these tokens in different columns, so the first subscript is ':'"
+    ):
+        hl.run(model, IDS, attention_mask=LEFT, edit={f"{LAYER}[0, @2]": marked})
+    with pytest.raises(hl.SiteError, match="tokens are a dimension of a tensor"):
+        hl.run(model, IDS, edit={"[:, @2]": marked})
+
+
+def test_the_head_gets_the_last_tokens_alone_where_the_model_is_told_so(model):
+    _, acts = hl.run(model, IDS, logits_to_keep=2, capture=["lm_head[:, @4]", "lm_head[:, @3:]"])
+    whole = model(IDS).logits
+    near(acts["lm_head[:, @4]"], whole[:, 4])
+    near(acts["lm_head[:, @3:]"], whole[:, 3:])
+
+
+def test_a_token_that_never_passes_is_reported(model):
+    with pytest.raises(hl.NeverFired, match="no such token passed; 5 tokens had passed, 5 of them the prompt"):
+        hl.run(model, IDS, edit={f"{LAYER}[:, @7]": marked})
+    with pytest.raises(hl.NeverFired, match="no such token passed; 5 tokens had passed, 4 of them the prompt"):
+        with hl.edit(model, f"{LAYER}[:, @prompt[4]]", marked):
+            in_steps(model, IDS, [4, 1])
+
+
+def test_a_slice_that_selects_nothing_in_a_later_step_warns_once(model):
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        with hl.edit(model, f"{LAYER}[:, 1:]", marked):
+            in_steps(model, IDS, [3, 1, 1])
+    assert len([one for one in found if "[:, 1:]" in str(one.message)]) == 1

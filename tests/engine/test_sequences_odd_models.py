@@ -1,0 +1,309 @@
+"""Models that tell their tokens in odd ways, or have none: counting must not get in their way, nor guess."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import hookline as hl
+from tests.support.running import said
+
+transformers = pytest.importorskip("transformers")
+IDS = torch.tensor([[3, 4, 5, 6, 7, 8], [2, 9, 4, 1, 3, 5]])
+MASK = torch.tensor([[0, 0, 1, 1, 1, 1], [1] * 6])
+
+
+class Net(nn.Module):
+    """Takes whatever a model may be called with beside its ids."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(30, 4)
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, ids: Any, attention_mask: Any = None, past: Any = None, position_ids: Any = None) -> Tensor:
+        return self.layer(self.embed(ids) if not ids.is_floating_point() else ids)
+
+
+def tokens_of(model: nn.Module, *calls: dict[str, Any], where: str = "layer") -> list[Any]:
+    """Call a model, and return the step and the tokens of each call."""
+    found: list[Any] = []
+
+    def look(_value: Tensor, call: Any) -> None:
+        found.append((call.step, None if call.tokens is None else call.tokens.tolist()))
+
+    with hl.edit(model, where, look, with_call=True):
+        for one in calls:
+            model(**one)
+    return found
+
+
+@pytest.fixture(scope="module")
+def llama() -> Any:
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, vocab_size=30,
+        pad_token_id=0, bos_token_id=1, eos_token_id=None,
+    )  # fmt: skip
+    return transformers.LlamaForCausalLM(config).eval()
+
+
+@pytest.mark.parametrize("options", [{"keep": "all"}, {"transform": lambda value, _: value, "with_call": True}])
+def test_hooks_that_name_no_tokens_read_no_numbers(options: dict[str, Any]) -> None:
+    model = Net()
+    with hl.capture(model, "layer", **options):
+        model(IDS, attention_mask=MASK)
+        model.to("meta")(IDS.to("meta"), attention_mask=MASK.to("meta"))
+    model = Net()
+    with hl.capture(model, "layer", **options):
+        model(torch.nested.nested_tensor([IDS[0], IDS[1]], layout=torch.jagged).float().unsqueeze(-1).expand(2, -1, 4))
+    edited = hl.Hooks(model)
+    edited.edit("layer", lambda value, _: value, with_call=True)
+    torch.vmap(lambda ids, mask: model(ids, attention_mask=mask))(IDS[:, None], MASK[:, None])
+    edited.remove()
+
+
+def test_what_is_noted_of_forwards_goes_with_the_calls_that_are_kept() -> None:
+    model = Net()
+    hooks = hl.Hooks(model)
+    acts = hooks.capture("layer", keep="all")
+    hooks.edit("embed", lambda value, _: value, with_call=True)
+    session = hooks._lifecycle.session
+    for _ in range(5):
+        model(IDS)
+        acts.clear()
+    assert not session.passed
+    model(IDS)
+    hooks.of("capture").remove()
+    for _ in range(5):
+        model(IDS)
+    assert len(session.passed or ()) == 1
+    assert acts.tokens("layer").shape == (2, 6, 4)
+    hooks.remove()
+
+
+def test_images_of_integers_are_not_kept() -> None:
+    model, images = nn.Sequential(nn.Flatten(), nn.ReLU()), torch.zeros(2, 3, 4, 4, dtype=torch.uint8)
+    with hl.capture(model, "1", keep="all") as acts:
+        model(images)
+    found = [one for one in gc.get_objects() if isinstance(one, Tensor) and one.dtype is torch.uint8 and one.dim() == 4]
+    assert all(one is images for one in found)
+    assert len(acts.calls("1")) == 1
+
+
+def test_two_generations_of_a_model_whose_cache_tells_no_length_are_two_sequences() -> None:
+    torch.manual_seed(0)
+    config = transformers.MambaConfig(
+        hidden_size=16,
+        num_hidden_layers=2,
+        vocab_size=30,
+        state_size=4,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=None,
+    )
+    model = transformers.MambaForCausalLM(config).eval()
+    found: list[Any] = []
+
+    def look(_value: Tensor, call: Any) -> None:
+        found.append((call.step, call.tokens[0].tolist()))
+
+    with hl.edit(model, "backbone.layers.0", look, with_call=True):
+        for _ in range(2):
+            model.generate(IDS, max_new_tokens=3, do_sample=False)
+    assert found == [(0, [0, 1, 2, 3, 4, 5]), (1, [6]), (2, [7])] * 2
+
+
+def test_a_cache_that_does_not_tell_its_length_is_refused() -> None:
+    model, cache = Net(), torch.zeros(2, 2, 6, 4)
+    for past in (cache, (torch.zeros(2, 6, 2, 4),), [torch.zeros(2, 3)]):
+        with pytest.raises(hl.HooklineError, match="the cache does not tell how many tokens it holds; hl.tell_tokens"):
+            with hl.edit(model, "layer[:, @0]", torch.neg):
+                model(IDS)
+                model(IDS[:, :1], past=past)
+
+
+@pytest.mark.parametrize("past", [(torch.zeros(2, 2, 6, 4),), [torch.zeros(2, 6, 4)]])
+def test_keys_and_values_tell_how_many_tokens_they_are_of(past: Any) -> None:
+    assert tokens_of(Net(), {"ids": IDS}, {"ids": IDS[:, :1], "past": past})[1] == (1, [[6], [6]])
+
+
+def test_positions_tell_where_a_model_goes_on_that_keeps_its_cache_itself() -> None:
+    later = {"ids": IDS[:, :1], "position_ids": torch.tensor([[6]])}
+    first = {"ids": IDS, "position_ids": torch.arange(6)[None]}
+    assert tokens_of(Net(), first, later, first)[1:] == [(1, [[6], [6]]), (0, [[0, 1, 2, 3, 4, 5]] * 2)]
+
+
+def test_a_part_that_runs_without_its_model_is_refused(llama: Any) -> None:
+    with pytest.raises(hl.HooklineError, match="no forward of LlamaForCausalLM is running"):
+        with hl.edit(llama, "model.layers.0[:, @0]", torch.neg):
+            llama.model(IDS)
+
+
+def test_a_wrapper_that_takes_anything_tells_what_it_is_given() -> None:
+    class Wrapper(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = Net()
+
+        def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+            given = dict(args[0]) if isinstance(args[0], dict) else {"ids": args[0]}
+            return self.net(**given, **kwargs)
+
+    model, past = Wrapper(), (torch.zeros(2, 2, 6, 4),)
+    found: list[Any] = []
+    with hl.edit(model, "net.layer", lambda _, call: found.append(call.tokens.tolist()), with_call=True):
+        model(IDS)
+        model(IDS[:, :1], past=past)
+        model({"ids": IDS, "attention_mask": MASK})
+    assert found[1:] == [[[6], [6]], [[-1, -1, 0, 1, 2, 3], [0, 1, 2, 3, 4, 5]]]
+
+
+def test_a_step_of_another_cache_is_another_sequence(llama: Any) -> None:
+    one = llama(IDS).past_key_values
+    found: list[Any] = []
+    with hl.edit(llama, "model.layers.0", lambda _, call: found.append(call.tokens.tolist()), with_call=True):
+        llama(IDS, attention_mask=MASK, past_key_values=transformers.DynamicCache())
+        llama(IDS[:, :1], past_key_values=one)
+    assert found[1] == [[6], [6]]
+
+
+def test_a_mask_of_other_numbers_is_refused() -> None:
+    with pytest.raises(hl.HooklineError, match="a mask that does not tell which tokens are padding"):
+        with hl.edit(Net(), "layer[:, @0]", torch.neg) as _:
+            model = Net()
+            with hl.edit(model, "layer[:, @0]", torch.neg):
+                model(IDS, attention_mask=(1.0 - MASK) * -1e4)
+
+
+def test_a_window_that_moves_over_its_sequence_is_refused() -> None:
+    model = Net()
+    with pytest.raises(hl.HooklineError, match="a window that moves over its sequence"):
+        with hl.edit(model, "layer[:, @0]", torch.neg):
+            model(IDS)
+            model(torch.cat([IDS[:, 1:], IDS[:, :1]], 1))
+
+
+def test_what_a_function_tells_may_have_padding() -> None:
+    model = Net()
+    indices = torch.where(MASK != 0, MASK.cumsum(1) - 1, -1)
+
+    def tell(ids: Tensor, position_ids: Any = None) -> Tensor:
+        return indices if ids.shape[1] == 6 else indices[:, -1:] + position_ids
+
+    hl.tell_tokens(model, tell)
+    with (
+        hl.capture(model, "layer[:, @prompt[-1]]", "layer[:, @new]") as acts,
+        hl.capture(model, "layer", keep="all") as whole,
+    ):
+        model(IDS)
+        for step in (1, 2):
+            model(IDS[:, :1] + step, position_ids=step)
+    assert whole.tokens("layer").shape == (2, 8, 4)
+    assert acts["layer[:, @prompt[-1]]"].equal(whole.tokens("layer")[:, 5])
+    assert acts["layer[:, @new]"].equal(whole.tokens("layer")[:, 6:])
+    hl.tell_tokens(model, lambda *_, **__: None)
+    assert tokens_of(model, {"ids": IDS}) == [(0, [[0, 1, 2, 3, 4, 5]] * 2)]
+
+
+def test_a_method_that_tells_does_not_keep_its_model_alive() -> None:
+    class Telling(Net):
+        def tell(self, ids: Tensor) -> Tensor:
+            return torch.arange(ids.shape[1]).expand(ids.shape)
+
+    model = Telling()
+    hl.tell_tokens(model, model.tell)
+    assert tokens_of(model, {"ids": IDS}) == [(0, [[0, 1, 2, 3, 4, 5]] * 2)]
+    gone = weakref.ref(model)
+    del model
+    gc.collect()
+    assert gone() is None
+
+
+def test_tokens_that_a_head_does_not_get_are_refused(llama: Any) -> None:
+    with pytest.raises(hl.HooklineError, match="of 6 tokens the head gets the last 1"):
+        with hl.capture(llama, "lm_head[:, @prompt]"):
+            llama.generate(IDS, max_new_tokens=2, do_sample=False)
+    with hl.capture(llama, "lm_head[:, @prompt[-1]]", "lm_head[:, @new]") as acts:
+        llama.generate(IDS, max_new_tokens=3, do_sample=False)
+    assert [value.shape[1] for value in acts.values()] == [30, 2]
+
+
+def test_captures_of_new_tokens_in_a_beam_search_are_refused(llama: Any) -> None:
+    options = {"max_new_tokens": 3, "do_sample": False, "num_beams": 2}
+    with pytest.raises(hl.HooklineError, match=r"'model.layers.0\[:, @new\]': beam search goes on from other rows"):
+        with hl.capture(llama, "model.layers.0[:, @new]"):
+            llama.generate(IDS, **options)
+    with hl.capture(llama, "model.layers.0[:, @prompt]") as acts:
+        llama.generate(IDS, **options)
+    assert acts["model.layers.0[:, @prompt]"].shape == (4, 6, 16)
+
+
+def test_a_transform_of_several_tokens_needs_every_call(llama: Any) -> None:
+    with pytest.raises(hl.HooklineError, match="transform= gets the tokens of each call by themselves; keep='all'"):
+        hl.capture(llama, "model.layers.0[:, @new]", transform=torch.abs)
+    with hl.capture(llama, "model.layers.0[:, @new]", transform=lambda value: value.sum(-1), keep="all") as acts:
+        llama.generate(IDS, max_new_tokens=3, do_sample=False)
+    assert [value.shape for value in acts.calls("model.layers.0[:, @new]")] == [(2, 1), (2, 1)]
+
+
+def test_a_change_says_which_rows_lack_a_token_that_was_named_for_them() -> None:
+    model = Net()
+
+    def run() -> None:
+        with hl.patch(model, {("layer", hl.tokens([3, 30])): 0.0}):
+            model(IDS)
+
+    (message,) = said(run)
+    assert message == "'layer[:, @(3, 30)]' did not change all its tokens in row 1: their sequences have fewer tokens"
+
+
+def test_a_patch_with_too_many_values_for_its_tokens_is_refused() -> None:
+    for count in (2, 4):
+        with pytest.raises(hl.EditError, match=f"the value is for {count} tokens, and 3 are named"):
+            hl.run(Net(), IDS, patch={"layer[:, @1:4]": torch.zeros(2, count, 4)})
+
+
+def test_gradients_of_tokens_that_pass_in_several_calls_are_refused(llama: Any) -> None:
+    with pytest.raises(hl.HooklineError, match="these tokens pass in several calls, whose gradients don't join"):
+        with hl.capture(llama, "model.layers.0:grad_output[:, @1:6]"):
+            cache = llama(IDS[:, :3]).past_key_values
+            llama(IDS[:, 3:], past_key_values=cache)
+
+
+def test_a_range_of_calls_keeps_all_of_them_also_of_a_function() -> None:
+    class Twice(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.relu(torch.relu(x) - 1)
+
+    model = nn.Sequential(Twice())
+    with hl.capture(model, "0#1:/relu#0", "0/relu#:") as acts:
+        for _ in range(3):
+            model(torch.ones(2))
+    assert [len(acts.calls(site)) for site in ("0#1:/relu#0", "0/relu#:")] == [2, 6]
+    with pytest.raises(hl.SiteError, match=r"'#\*' goes behind the function: '0/relu#\*'"):
+        hl.capture(model, "0#*/relu")
+
+
+def test_a_mismatch_with_labels_that_only_look_like_tokens_tells_nothing() -> None:
+    class Labelled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+            return self.layer(x)
+
+    model = Labelled()
+    with hl.capture(model, "layer[:, @3]") as acts:
+        output = model(torch.randn(2, 8, 4), labels=torch.zeros(2, 1, dtype=torch.long))
+    assert acts["layer[:, @3]"].equal(output[:, 3])
+    with hl.capture(model, "layer", keep="all") as acts:
+        model(torch.randn(2, 8, 4), labels=torch.zeros(2, 1, dtype=torch.long))
+    assert len(copy.deepcopy(acts)) == 1
