@@ -159,3 +159,19 @@ def test_a_loss_without_a_gradient_to_keep_is_refused(folder):
     assert refused(*asked, "--at", "stem", "--at", "head") == (
         "--loss is for gradients, and no --at names one; add --at 'stem:grad_output', or leave --loss out"
     )
+
+
+def test_calls_and_tokens_can_be_named(folder):
+    two = ("capture", "gpt2", "--text", SENTENCES[0], "--text", SENTENCES[1], "--overwrite", "--to", "x.safetensors")
+    places = [f"transformer.h.1{part}" for part in ("[:, @prompt[-1]]", "#-1", "[:, @(0, 1)]", "#:3")]
+    said(*two, *[word for place in places for word in ("--at", place)])
+    acts = hl.Cache.load("x.safetensors")
+    assert sorted(acts) == sorted(places)
+    ends = [len(numbers(text)) - 1 for text in SENTENCES[:2]]
+    assert acts[places[0]].equal(acts[places[1]][[0, 1], ends])
+    assert acts[places[2]].equal(acts[places[1]][[0, 1], [0, 1]])
+    said(*two, "--at", places[0], "--at", "transformer.h.1#0", "--keep", "all")
+    assert hl.Cache.load("x.safetensors")[places[0]].equal(acts[places[0]])
+    assert "no such token passed" in refused(*two, "--at", "transformer.h.1[:, @new]")
+    assert "leave --keep out, or '#-1'" in refused(*two, "--at", "transformer.h.1#-1", "--keep", "all")
+    assert "which make no tensor" in refused(*two, "--at", "transformer.h.1[:, @prompt]")

@@ -45,8 +45,8 @@ def test_generation_has_a_row_for_each_token_that_passed_and_none_after_the_end(
     ends_early(model)
     options: dict[str, Any] = {"max_new_tokens": 6, "do_sample": False, "use_cache": use_cache}
     call = hl.Generation(**options)
-    columns = {"token": call.tokens} if use_cache else None
     data = hl.Texts(SENTENCES, tokenizer("left"))
+    columns = {"token": call.tokens}
     store = hl.harvest(
         model, data, site, "lm_head", to=tmp_path / "acts", rows="tokens", batch_size=3, call=call, columns=columns
     )
@@ -55,7 +55,7 @@ def test_generation_has_a_row_for_each_token_that_passed_and_none_after_the_end(
         expected, written = continued(model, site, text, **options)
         near(store.rows(site, sample=sample), expected)
         assert len(store.rows("lm_head", sample=sample)) == 1 + len(written) - len(numbers(text))
-        assert not use_cache or store.rows("token", sample=sample).tolist() == written
+        assert store.rows("token", sample=sample).tolist() == written
         lengths.append(len(written) - len(numbers(text)))
     assert min(lengths) < max(lengths) == 5  # Some ended early.
 
@@ -138,3 +138,55 @@ def test_generation_after_padding_or_without_a_head_is_refused(tmp_path):
         hl.harvest(of(gpt2), right, "lm_head", **options)
     with pytest.raises(hl.HooklineError, match=r"Linear has no generate\(\)"):
         hl.harvest(nn.Linear(1, 1).eval(), right, "", **options)
+
+
+@pytest.mark.parametrize("use_cache", [True, False])
+@pytest.mark.parametrize("rows", ["batch", "tokens"])
+@pytest.mark.parametrize(
+    ("tokens", "part"),
+    [
+        ("@prompt[-1]", lambda n: slice(n - 1, n)),
+        ("@prompt[-1:]", lambda n: slice(n - 1, n)),
+        ("@0", lambda n: slice(0, 1)),
+        ("@new", lambda n: slice(n, None)),
+        ("@new[0]", lambda n: slice(n, n + 1)),
+        ("@new[1:3]", lambda n: slice(n + 1, n + 3)),
+    ],
+)
+def test_a_site_can_name_tokens_of_a_generation(tokens, part, rows, use_cache, tmp_path):
+    model = of(llama, seed=3)
+    options: dict[str, Any] = {"max_new_tokens": 5, "do_sample": False, "use_cache": use_cache, "eos_token_id": None}
+    site = f"model.layers.1[:, {tokens}]"
+    data = hl.Texts(SENTENCES, tokenizer("left"))
+    call = hl.Generation(**options)
+    store = hl.harvest(model, data, site, to=tmp_path / "acts", rows=rows, batch_size=2, call=call)
+    (name,) = store
+    for sample, text in enumerate(SENTENCES):
+        expected = continued(model, "model.layers.1", text, **options)[0][part(len(numbers(text)))]
+        near(store.rows(name, sample=sample).flatten(0, -2), expected)
+
+
+def test_tokens_after_the_end_of_a_sample_are_left_out_or_refused(tmp_path):
+    model = of(gpt2, seed=3)
+    ends_early(model)
+    site, asked = "transformer.h.1", {"max_new_tokens": 6, "do_sample": False}
+    data = hl.Texts(SENTENCES, tokenizer("left"))
+    options: dict[str, Any] = {"batch_size": 5, "call": hl.Generation(**asked)}
+    store = hl.harvest(model, data, f"{site}[:, @new]", to=tmp_path / "new", rows="tokens", **options)
+    for sample, text in enumerate(SENTENCES):
+        expected = continued(model, site, text, **asked)[0][len(numbers(text)) :]
+        near(store.rows(f"{site}[:, @new]", sample=sample), expected)
+    for named in ("@new", "@new[3]"):
+        with pytest.raises(hl.HooklineError, match=r"[1-4] of 5 samples end before these tokens; rows='tokens' keeps"):
+            hl.harvest(model, data, f"{site}[:, {named}]", to=tmp_path / "one", **options)
+
+
+def test_the_latest_token_of_a_generation_is_refused(tmp_path):
+    options: dict[str, Any] = {"to": tmp_path, "batch_size": 2, "call": hl.Generation(max_new_tokens=3)}
+    data = hl.Texts(SENTENCES, tokenizer("left"))
+    with pytest.raises(
+        hl.HooklineError, match=r"the token that came last, which may be behind the end of a sample; '@prompt\[-1\]'"
+    ):
+        hl.harvest(of(gpt2), data, "transformer.h.1[:, @-1]", **options)
+    with pytest.raises(hl.HooklineError, match="'transformer.h.1#-1': a harvest keeps every call of a batch"):
+        hl.harvest(of(gpt2), data, "transformer.h.1#-1", **options)

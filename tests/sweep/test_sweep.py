@@ -249,3 +249,41 @@ def test_dropout_that_draws_in_every_run_is_told_by_a_warning() -> None:
     hl.sweep(model, "*", lambda: model(x).sum())
     model[1].p = 0.5
     hl.sweep(model.eval(), "*", lambda: model(x).sum())
+
+
+def test_a_place_may_be_some_calls_or_tokens() -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"n_embd": 16, "n_layer": 2, "n_head": 2, "vocab_size": 20, "bos_token_id": 0, "eos_token_id": None}
+    torch.manual_seed(0)
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, initializer_range=0.3)).eval()
+    ids, mask = torch.randint(20, (2, 5)), torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]])
+
+    def written() -> torch.Tensor:
+        found = model.generate(
+            ids, attention_mask=mask, max_new_tokens=4, do_sample=False, pad_token_id=0, output_logits=True,
+            return_dict_in_generate=True,
+        )  # fmt: skip
+        return torch.stack(found.logits).norm()
+
+    where = [
+        "transformer.h.*[:, @prompt[-1]]",
+        "transformer.h.*[:, @new]",
+        "transformer.h.1#{0,2}",
+        "transformer.h.1#*",
+    ]
+    found = hl.sweep(model, where, written)
+    tokens = [f"transformer.h.{layer}[:, {part}]" for layer in range(2) for part in ("@prompt[-1]", "@new")]
+    places = [*tokens, "transformer.h.1#{0,2}", *[f"transformer.h.1#{call}" for call in range(4)]]
+    assert sorted(found) == sorted(places)
+    for site, measured in found.items():
+        with hl.patch(model, {site: 0.0}):
+            assert measured == pytest.approx(written().item())
+    with hl.capture(model, "transformer.h.*[:, @new]") as acts:
+        written()
+    zeroed = hl.sweep(model, acts.map(lambda value: value * 0), written)
+    assert zeroed["transformer.h.1[:, @new]"] == pytest.approx(found["transformer.h.1[:, @new]"])
+    for latest in ("transformer.h.1#-1", "transformer.h.1[:, @-1]"):
+        with pytest.raises(hl.SiteError, match="the latest is known only when|each new token is the last for a moment"):
+            hl.sweep(model, latest, written)
+    with pytest.raises(hl.NeverFired, match="no such token passed; 5 tokens had passed, 5 of them the prompt"):
+        hl.sweep(model, "transformer.h.1[:, @new]", lambda: model(ids).logits.norm())

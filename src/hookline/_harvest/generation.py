@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from hookline import Site
 from hookline._harvest.fingerprints import tensor_bytes
 from hookline._harvest.rows_and_padding import is_decoder_site, token_mask
-from hookline._kernel import unwrap
+from hookline._kernel import Tokens, tokens_in, unwrap
 from hookline.errors import HooklineError
 
 # Options with which a sample runs more than once, or for a token that may not be the next one.
@@ -39,7 +39,6 @@ class Generated(NamedTuple):
     ids: Tensor  # Prompt and continuation; in an encoder-decoder model, the decoder's sequence.
     prompt: int  # How many positions of `ids` are the prompt.
     ends: tuple[int, ...]  # The end-of-sequence tokens.
-    cached: bool  # True if each forward after the first gets one token only.
     encoder_decoder: bool
 
 
@@ -50,7 +49,7 @@ class Generation:
         seed: With `do_sample=True`, a batch gets the same continuations each time, wherever it runs.
     """
 
-    calls = "sequence"  # The calls of a site in one batch are joined along the sequence.
+    calls = "tokens"  # The calls of a site in one batch are joined to one sequence, with each token once.
     stop = False  # The forward can't end early: the next token comes from the last layer.
 
     def __init__(self, *, seed: int = 0, **options: Any) -> None:
@@ -74,18 +73,20 @@ class Generation:
         with self._randomness(settings, batch):
             ids: Tensor = writer.generate(**given, **self.options, return_dict_in_generate=False)
         prompt = 1 if both else int(batch["input_ids"].shape[1])
-        return Generated(ids, prompt, _ends(settings), settings.get("use_cache") is not False, both)
+        return Generated(ids, prompt, _ends(settings), both)
 
     def token_mask(self, site: Site, batch: Any, output: Generated, shape: tuple[int, int]) -> Tensor | None:
         """Return where real tokens are in the joined calls of a site."""
         if output.encoder_decoder and not is_decoder_site(site):
             return token_mask(site, batch, shape, encoder_decoder=True)
-        prompt = _prompt_mask(batch, output)
-        written = _before_the_end(output)[:, :-1].cpu()
-        whole = torch.cat([prompt, written], 1) if output.cached else _repeated(prompt, written)
+        whole = torch.cat([_prompt_mask(batch, output), _before_the_end(output)[:, :-1].cpu()], 1)
+        named = tokens_in(site.subscripts)
+        if named is not None:
+            rows = _of_named(named, whole, output.prompt)
+            whole = torch.stack(rows) if len(set(map(len, rows))) == 1 else whole
         if whole.shape == shape:
             return whole
-        last = torch.cat([prompt[:, -1:], written], 1)  # Of the prompt, the head gets only the last position.
+        last = whole[:, output.prompt - 1 :]  # Of the prompt, the head gets only the last position.
         if last.shape == shape:
             return last
         raise HooklineError(
@@ -93,10 +94,22 @@ class Generation:
             f"{tuple(whole.shape)} tokens; harvest a site through which each token passes once"
         )
 
+    def refuse_after_the_end(self, site: Site, batch: Any, output: Generated) -> None:
+        """Refuse a site that names tokens, if some samples end before these: rows="batch" would keep what follows."""
+        named = tokens_in(site.subscripts)
+        if named is None or (output.encoder_decoder and not is_decoder_site(site)):
+            return
+        whole = torch.cat([_prompt_mask(batch, output), _before_the_end(output)[:, :-1].cpu()], 1)
+        rows = _of_named(named, whole, output.prompt)
+        early = sum(not bool(row.all()) for row in rows)
+        if early:
+            raise HooklineError(
+                f"{str(site)!r}: {early} of {len(rows)} samples end before these tokens; rows='tokens' keeps those "
+                "before the end"
+            )
+
     def tokens(self, batch: Any, output: Generated) -> Tensor:
         """Return the token number at each position, for `columns={"token": generation.tokens}`."""
-        if not output.cached:
-            raise HooklineError("without a cache, positions pass several times; leave use_cache as it is")
         return output.ids[:, :-1]
 
     def __repr__(self) -> str:
@@ -175,9 +188,15 @@ def _before_the_end(output: Generated) -> Tensor:
     return ended.cumsum(1) == 0
 
 
-def _repeated(prompt: Tensor, written: Tensor) -> Tensor:
-    """Return the mask of a run without a cache: each forward repeats all tokens, and only the last one counts."""
-    pieces, length = [prompt], prompt.shape[1]
-    for at in range(written.shape[1]):
-        pieces += [torch.zeros(len(prompt), length + at, dtype=torch.bool), written[:, at : at + 1]]
-    return torch.cat(pieces, 1)
+def _of_named(named: Tokens, whole: Tensor, prompt: int) -> list[Tensor]:
+    """Return for each row which of the tokens that a site names come before its end.
+
+    Args:
+        whole: Where real tokens are, of all that passed.
+    """
+    rows = []
+    for row in whole:
+        tokens = row[:prompt][row[:prompt]], row[prompt:]  # Padding of the prompt does not count.
+        part = {"prompt": tokens[0], "new": tokens[1]}.get(named.part, torch.cat(tokens))
+        rows.append(part[[at for at in named.wanted(len(part)) if at < len(part)]])
+    return rows

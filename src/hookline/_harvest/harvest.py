@@ -57,7 +57,8 @@ class Harvest:
         stop: End each forward after the last place. None does so if nothing after it is needed.
         columns: Further values to keep: names of the batch's entries, or a mapping of name to function of the batch.
         call: A function `call(model, batch)` that runs the model on a batch.
-        calls: "one", or how the calls of a place in one batch are joined: along the "sequence" or the "batch".
+        calls: "one", or how the calls of a place in one batch are joined: along the "sequence" or the "batch", or as
+            "tokens" of a sequence that pass in several forwards of the model.
         loss: `loss(output, batch)` or `loss(output)`, for gradients.
         batch_size: How many samples are in a batch.
         collate: A function that makes a batch from a list of samples.

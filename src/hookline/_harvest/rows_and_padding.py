@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hookline import Site
 from hookline._harvest.fingerprints import tensor_bytes
-from hookline._kernel import children, describe, write_subscripts
+from hookline._kernel import children, describe, tokens_in, write_subscripts
 from hookline.errors import HooklineError
 
 NO_LABEL = -100  # The label that the losses of torch and transformers ignore.
@@ -63,8 +63,8 @@ class RowChooser:
             raise HooklineError(f"{name!r} is {describe(value)}, not a tensor; {named}make one of it with transform=")
         if value.layout is not torch.strided:
             raise HooklineError(f"{name!r} is a tensor of layout {value.layout}; make it dense with transform=")
-        if rule == "tokens" and site is not None and isinstance(named_positions(site), int):
-            rule = "batch"  # The site takes one position, so each sample has one row.
+        if rule == "tokens" and site is not None and _takes_one_position(site):
+            rule = "batch"  # Each sample has one row.
         if value.dim() == 0 or ((rule == "batch" or value.dim() == 1) and len(value) != self._samples):
             raise HooklineError(f"{name!r} has shape {tuple(value.shape)} for {self._samples} samples: the first "
                                 "dimension must be the batch; bring it there with transform=, or, if the data are "
@@ -183,8 +183,8 @@ def token_mask(
     Args:
         encoder_decoder: True for an encoder-decoder model (`model.config.is_encoder_decoder`). None tells by the batch.
     """
-    if batch is None:
-        return None
+    if batch is None or tokens_in(site.subscripts) is not None:
+        return None  # Tokens that a site names are real ones.
     decodes = _takes_decoder_mask(site, batch, encoder_decoder)
     found = _mask_of(site, batch, decodes)
     if found is not None:
@@ -230,6 +230,12 @@ def named_positions(site: Site) -> int | slice | None:
         if isinstance(one, tuple) and len(one) > 1 and one[0] == slice(None) and one[1] != slice(None):
             return one[1] if isinstance(one[1], (int, slice)) else None
     return None
+
+
+def _takes_one_position(site: Site) -> bool:
+    """Return True if a site takes one position of each sample."""
+    tokens = tokens_in(site.subscripts)
+    return tokens.is_one if tokens is not None else isinstance(named_positions(site), int)
 
 
 def _sees_images(site: Site, batch: Mapping[str, Any]) -> bool:

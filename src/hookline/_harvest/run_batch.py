@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from hookline import Hooks, Site
+from hookline import Cache, Hooks, Site
 from hookline._harvest.data import Batch, to_device
 from hookline._harvest.rows_and_padding import Choice, RowChooser, Rule, cast, refuse_padding, takes_output, token_mask
 from hookline._kernel import (
@@ -27,6 +27,7 @@ from hookline._kernel import (
     rebuild,
     share_tensor,
     take_misses,
+    tokens_in,
     unwrap,
 )
 from hookline._store.disk_format import Array
@@ -36,7 +37,8 @@ from hookline.parallel import arrived, placement
 ON_ERROR = ("raise", "skip")
 _FATAL = (HooklineError, torch.cuda.OutOfMemoryError, MemoryError)
 Rows = TypeVar("Rows")
-CALLS = {"one": None, "sequence": 1, "batch": 0}  # The dimension along which a site's calls in one batch are joined.
+# The dimension along which a site's calls in one batch are joined; for "tokens", each token counts once.
+CALLS = {"one": None, "sequence": 1, "batch": 0, "tokens": 1}
 _ROOT = Site("")
 Column = Callable[..., Any]  # A function of the batch, or of the batch and the output.
 
@@ -78,6 +80,7 @@ class BatchRunner:
         self.model = model
         self.options = options
         self.places = find_places(model, where)
+        _refuse_calls_and_tokens(self.places)
         if options.transform is None:
             _refuse_parameters(self.places)
         self.has_gradients = any(place.site.is_gradient for place in self.places)
@@ -106,13 +109,13 @@ class BatchRunner:
         with self.hooks as cache:
             output = self._forward(to_device(batch.value, self.device))
             self._refuse_misses()
-        values = {name: self._joined(name, cache.calls(name)) for name in cache}
+        values = {name: self._joined(name, cache) for name in cache}
         cache.clear()
         rows = RowChooser(near, len(batch.samples), output, self._mask)
         with torch.no_grad():
             for name in list(values):
                 value, where = _local_part(name, values.pop(name))
-                self._refuse_padding(name, near, value)
+                self._refuse_padding(name, near, value, output)
                 if options.transform is None:
                     self._refuse_flat(name, near, value)
                 else:  # A transform may return memory that it uses again for the next batch.
@@ -159,16 +162,25 @@ class BatchRunner:
             return False
         return part.shape[1] == 0 and 0 not in (part.shape[0], *part.shape[2:])
 
-    def _joined(self, name: str, calls: list[Any]) -> Any:
+    def _joined(self, name: str, cache: Cache) -> Any:
         """Return the value of a site. If it was called several times, join its values as `calls=` says."""
-        along = CALLS[self.options.calls]
+        along, calls = CALLS[self.options.calls], cache.calls(name)
+        tokens = tokens_in(self._site(name).subscripts) if self.options.calls == "tokens" else None
+        if tokens is not None and tokens.is_latest:
+            raise HooklineError(
+                f"{name!r} is the token that came last, which may be behind the end of a sample; '@prompt[-1]', "
+                "'@prompt' and '@new' name tokens of each sample"
+            )
         if len(calls) == 1:
             return calls[0]
+        if self.options.calls == "tokens":
+            return cache.tokens(name)
         if along is None:
             is_state = isinstance(calls[0], Tensor) and calls[0].dim() == 2
+            one = self._site(name)._replace(call=0)
             positions = f"'{name}[:, None]' with calls=\"sequence\"" if is_state else 'calls="sequence"'
             raise HooklineError(
-                f"{name!r} was called {len(calls)} times for one batch; name one, as in '{name}#0', or join them: "
+                f"{name!r} was called {len(calls)} times for one batch; name one, as in '{one}', or join them: "
                 f'{positions} if each call is a position, calls="batch" if each is a part of the batch'
             )
         if not all(isinstance(one, Tensor) for one in calls):
@@ -180,10 +192,13 @@ class BatchRunner:
                                 "them along; name one, or capture where there is one")  # fmt: skip
         return torch.cat(calls, along)
 
-    def _refuse_padding(self, name: str, batch: Any, value: Any) -> None:
+    def _refuse_padding(self, name: str, batch: Any, value: Any, output: Any) -> None:
         """Refuse a position that is padding in some samples. With a user's `call`, positions may mean anything."""
         if isinstance(batch, Mapping) and isinstance(value, Tensor) and self.options.call is None:
             refuse_padding(self._site(name), batch, value, encoder_decoder=self._both)
+        own = getattr(self.options.call, "refuse_after_the_end", None)
+        if own is not None and self._rule(name) == "batch":
+            own(self._site(name), batch, output)
 
     def _refuse_flat(self, name: str, batch: Any, value: Any) -> None:
         """Refuse rows="tokens" for values [samples, features]: each number would become a row."""
@@ -332,6 +347,21 @@ def _refuse_parameters(places: Sequence[Found]) -> None:
     for place in places:
         if place.site.port == "param":
             raise HooklineError(f"'{place.site}' has no samples; harvest it with transform=, or read it from the model")
+
+
+def _refuse_calls_and_tokens(places: Sequence[Found]) -> None:
+    """Refuse the latest call, as every call is kept, and tokens of each row, as there are many batches."""
+    for place in places:
+        site, tokens = place.site, tokens_in(place.site.subscripts)
+        if "-1" in (str(site.call), str(site.within)):
+            raise SiteError(
+                f"'{site}': a harvest keeps every call of a batch; name the last one by its number, as in '#2'"
+            )
+        if tokens is not None and tokens.rows:
+            raise SiteError(
+                f"'{site}' names the tokens of each row of one batch, and a harvest has many batches; name them "
+                "for all rows, as in '[:, @prompt[-1]]', or give rows=, a function of the batch"
+            )
 
 
 def _with_masks_on_host(value: Any, rows: Any) -> Any:

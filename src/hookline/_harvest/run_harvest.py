@@ -36,7 +36,7 @@ from hookline._harvest.fingerprints import model_digest, reconcile, without_writ
 from hookline._harvest.resume import begin_or_resume, check_skipped_batches, specification
 from hookline._harvest.run_batch import BatchRows, BatchRunner, RowOptions, needs_output, run_first
 from hookline._harvest.run_units import Counts, Listener, Progress, UnitRunner
-from hookline._kernel import Where, rank_and_world
+from hookline._kernel import Where, is_open_ended, rank_and_world
 from hookline._store.disk_format import Manifest, committed, has_manifest, read_record, unit_count
 from hookline._store.storage import Storage, open_storage
 from hookline._store.writer import end, remove_leftovers
@@ -266,6 +266,8 @@ class ReadyModel:
         options = self.job.options
         if options.stop is not None:
             return options.stop
+        if any(is_open_ended(place.site) for place in trial.places):
+            return False
         return not (trial.has_gradients or options.calls != "one" or needs_output(options))
 
     def _manifest(self) -> Manifest:

@@ -18,6 +18,7 @@ from hookline._kernel import (
     Where,
     describe,
     find_places,
+    is_wanted,
     leaves,
     matches_name,
     parameter_count,
@@ -168,7 +169,8 @@ def _shortest(site: Site, observer: SitesObserver) -> Site:
 
 def _is_at(site: Site, asked: Site) -> bool:
     same = site._replace(member="", call=None) == asked._replace(member="", call=None)
-    return same and matches_name(site.member, asked.member)
+    is_call = site.call == asked.call or (isinstance(site.call, int) and is_wanted(asked.call, site.call))
+    return same and is_call and matches_name(site.member, asked.member)
 
 
 def dtypes_and_shapes(tensors: Sequence[Tensor]) -> str:

@@ -239,7 +239,8 @@ def _first_run(model: nn.Module, change: _Change, measure: Callable[[], Any]) ->
 
 def _looking(model: nn.Module, where: Where) -> Hooks:
     """Return hooks that note where values pass. If none does, the end of their block raises and says why."""
-    hooks = capture(model, where, transform=_nothing)
+    # What a transform makes of tokens is kept for each call, as several calls may carry them.
+    hooks = capture(model, where, transform=_nothing, keep="all" if "@" in str(where) else "last")
     raise_if_all_miss(hooks)
     return hooks
 
