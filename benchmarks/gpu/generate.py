@@ -77,6 +77,10 @@ def table() -> str:
         with hl.edit(model, "transformer.h.6", lambda value: steer(model, (), value)):
             generate(model, ids)
 
+    def steered_new() -> None:
+        with hl.edit(model, "transformer.h.6[:, @new]", lambda value: value + vector):
+            generate(model, ids)
+
     runs: dict[str, Run] = {
         "bare": lambda: generate(model, ids),
         "raw torch hooks, 12 blocks, last": raw(model, ids, keep_last, *blocks),
@@ -85,6 +89,7 @@ def table() -> str:
         'hookline, 12 blocks, keep="all"': captured(keep="all"),
         "raw torch hook, steering": raw(model, ids, steer, blocks[6]),
         "hookline, steering by edit": steered,
+        "hookline, steering the new tokens": steered_new,
     }
     return report(f"12-layer GPT-2, bfloat16, {TOKENS} new tokens behind 32", compare(runs, 12, 1))
 
