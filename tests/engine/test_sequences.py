@@ -94,6 +94,15 @@ def test_a_loop_without_a_cache_changes_the_same_tokens_in_every_step(model):
     assert acts.tokens(LAYER).shape == (2, 5, 16)
 
 
+def test_a_loop_without_a_cache_over_embeddings_goes_on_too(model):
+    embedded = model.transformer.wte(IDS)
+    with looking(model, "@prompt") as acts:
+        for rows, end in ((2, 3), (2, 4), (1, 5)):
+            model(inputs_embeds=embedded[:rows, :end], use_cache=False)
+        model(inputs_embeds=embedded[:, 1:], use_cache=False)
+    assert changed(acts) == [[[0, 1, 2]] * 2, [[0, 1, 2]] * 2, [[0, 1, 2]], [[0, 1, 2, 3]] * 2]
+
+
 def test_other_ids_of_one_more_token_are_another_sequence(model):
     with looking(model, "@new") as acts:
         model(IDS[:, :3])

@@ -147,6 +147,31 @@ def test_decoding_that_throws_tokens_away_is_refused(model):
             generate(model, IDS[:1].repeat(1, 3), **option)
 
 
+def test_decoding_with_a_second_sequence_or_with_fewer_layers_is_refused(model):
+    for option, match in (
+        ({"assistant_early_exit": 1}, "assistant_early_exit, and tries tokens"),
+        ({"guidance_scale": 1.5}, "guidance_scale, so a second sequence passes"),
+    ):
+        with pytest.raises(hl.HooklineError, match=match), hl.edit(model, f"{LAYER}[:, @5]", pushed):
+            generate(model, IDS[:1].repeat(1, 3), **option)
+
+
+def test_a_model_that_keeps_its_cache_itself_goes_on_in_a_generation():
+    torch.manual_seed(0)
+    config = transformers.RecurrentGemmaConfig(
+        hidden_size=16, intermediate_size=32, num_hidden_layers=3, num_attention_heads=2, vocab_size=64,
+        bos_token_id=1, eos_token_id=None, pad_token_id=0, lru_width=16,
+    )  # fmt: skip
+    keeper = transformers.RecurrentGemmaForCausalLM(config).eval()
+    passed: list[Any] = []
+    with hl.edit(
+        keeper, "model.layers.0", lambda _, call: passed.append((call.step, call.tokens[0].tolist())), with_call=True
+    ):
+        for length in (4, 1):
+            keeper.generate(IDS[:, :length], max_new_tokens=3, do_sample=False)
+    assert passed == [(0, [0, 1, 2, 3]), (1, [4]), (2, [5]), (0, [0]), (1, [1]), (2, [2])]
+
+
 def test_embeddings_are_a_prompt(model):
     embedded = model.transformer.wte(IDS).detach()
     with hl.edit(model, f"{LAYER}[:, @new]", pushed), hl.capture(model, LAYER, keep="all") as acts:

@@ -307,3 +307,184 @@ def test_a_mismatch_with_labels_that_only_look_like_tokens_tells_nothing() -> No
     with hl.capture(model, "layer", keep="all") as acts:
         model(torch.randn(2, 8, 4), labels=torch.zeros(2, 1, dtype=torch.long))
     assert len(copy.deepcopy(acts)) == 1
+
+
+class Wrapper(nn.Module):
+    """Gives a model the arguments in a batch."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, batch: dict[str, Any]) -> Any:
+        return self.model(**batch)
+
+
+def test_a_batch_is_looked_into_also_as_a_keyword() -> None:
+    batch = {"ids": IDS, "attention_mask": MASK}
+    for given in ({"batch": batch}, {"batch": batch, "attention_mask": None}):
+        model = Wrapper(Net())
+        model.forward = lambda batch, attention_mask=None, model=model: model.model(**batch)  # type: ignore[method-assign]
+        assert tokens_of(model, given, where="model.layer")[0][1] == [[-1, -1, 0, 1, 2, 3], [0, 1, 2, 3, 4, 5]]
+
+
+def test_a_model_that_generates_in_its_own_forward_is_refused(llama: Any) -> None:
+    class Writer(Wrapper):
+        def forward(self, words: Any) -> Any:
+            return self.model.generate(words, max_new_tokens=3, do_sample=False)
+
+    for selector in ("@0", "@prompt", "@new"):
+        with pytest.raises(hl.HooklineError, match="6 columns pass here and later 1, in one forward of the hooked mod"):
+            writer = Writer(llama)
+            with hl.edit(writer, f"model.model.layers.0[:, {selector}]", torch.neg):
+                writer(IDS)
+
+
+def test_a_cache_that_is_used_again_for_another_prompt_is_refused() -> None:
+    class Cache:
+        """Tells no length, as it may have been emptied."""
+
+    cache, positions = Cache(), torch.arange(6)[None]
+    first = {"ids": IDS, "past": cache}
+    with pytest.raises(hl.HooklineError, match="the cache does not tell how many tokens it holds"):
+        with hl.edit(model := Net(), "layer[:, @2]", torch.neg):
+            model(**first)
+            model(**first)
+    one = {"ids": IDS[:, :1], "past": cache}
+    told = [{**first, "position_ids": positions}, {**first, "position_ids": positions + 6}, one]
+    whole = [[*range(6)]] * 2
+    assert [rows[0] for _, rows in tokens_of(Net(), *told)] == [[*range(6)], [*range(6, 12)], [12]]
+    assert tokens_of(Net(), told[0], one, told[0]) == [(0, whole), (1, [[6], [6]]), (0, whole)]
+    assert tokens_of(Net(), told[0], {**told[1], "past": Cache()})[1] == (0, [[*range(6, 12)]] * 2)
+
+
+def test_what_is_unknown_of_one_sequence_does_not_matter_for_the_next() -> None:
+    model = Net()
+    with pytest.raises(hl.HooklineError, match="does not tell how many"), hl.edit(model, "layer[:, @0]", torch.neg):
+        model(IDS)
+        with pytest.raises(hl.HooklineError, match="does not tell how many"):
+            model(IDS[:, :1], past=object())
+        assert model(IDS, past=(torch.zeros(2, 2, 0, 4),)).shape == (2, 6, 4)
+        model(IDS[:, :1], past=object())
+
+
+def test_the_state_of_a_recurrent_model_does_not_tell_how_many_tokens_passed() -> None:
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.cell, self.head = nn.Embedding(30, 4), nn.GRU(4, 4, batch_first=True), nn.Linear(4, 4)
+
+        def forward(self, words: Tensor, hidden: Tensor | None = None) -> Any:
+            value, hidden = self.cell(self.embed(words), hidden)
+            return self.head(value), hidden
+
+    model = Recurrent()
+    with pytest.raises(hl.HooklineError, match="does not tell how many tokens it holds"):
+        with hl.edit(model, "head[:, @0]", torch.neg):
+            _, hidden = model(IDS)
+            model(IDS[:, :1], hidden)
+
+
+def test_ids_of_one_row_beside_a_cache_are_refused() -> None:
+    with pytest.raises(hl.HooklineError, match="is given a cache, and no token ids of shape"):
+        with hl.edit(model := Net(), "layer[@0]", torch.neg):
+            model(IDS[0, :1], past=transformers.DynamicCache())
+    with hl.capture(model, "layer[@0]") as acts:
+        output = model(IDS[0], past=False)
+    assert acts["layer[@0]"].equal(output[0])
+
+
+def test_masks_of_other_forms_are_read_or_refused() -> None:
+    padded = [[-1, -1, 0, 1, 2, 3]] * 2
+    assert tokens_of(Net(), {"ids": IDS, "attention_mask": MASK[:1]}) == [(0, padded)]
+    before = {"ids": IDS, "attention_mask": MASK}
+    window = {"ids": IDS[:, :1], "past": (torch.zeros(2, 2, 6, 4),), "attention_mask": MASK[:, :4]}
+    assert tokens_of(Net(), before, window)[1] == (1, [[4], [6]])
+    for mask in (torch.zeros(2, 6), MASK[:, :3]):
+        with pytest.raises(hl.HooklineError, match="a mask that does not tell which tokens are padding"):
+            with hl.edit(model := Net(), "layer[:, @0]", torch.neg):
+                model(IDS, attention_mask=mask)
+
+
+def test_a_mask_that_is_reordered_with_its_cache_tells_the_padding_of_each_row() -> None:
+    steps = [{"ids": IDS, "attention_mask": MASK}]
+    for step, order in ((1, [0, 1]), (2, [1, 0])):
+        more = torch.ones(2, step, dtype=torch.long)
+        past = (torch.zeros(2, 2, 5 + step, 4),)
+        steps.append({"ids": IDS[:, :1], "past": past, "attention_mask": torch.cat([MASK, more], 1)[order]})
+    assert [rows for _, rows in tokens_of(Net(), *steps)[1:]] == [[[4], [6]], [[7], [5]]]
+
+
+def test_masks_of_four_dimensions_are_not_kept() -> None:
+    model, mask = Net(), torch.zeros(2, 1, 6, 6)
+    gone = weakref.ref(mask)
+    with hl.capture(model, "layer", keep="all"):
+        model(IDS, attention_mask=mask)
+        del mask
+        gc.collect()
+        assert gone() is None
+
+
+def test_a_function_tells_the_prompt_of_each_row() -> None:
+    model, indices = Net(), torch.arange(6).expand(2, 6)
+    for prompt, expected in ((torch.tensor([2, 4]), [2, 4]), ([3, 5], [3, 5]), (4, [4, 4])):
+        hl.tell_tokens(model, lambda ids, prompt=prompt: (indices[:, : ids.shape[1]], prompt))
+        with hl.edit(model, "layer[:, @new]", lambda value: value * 0 + 100):
+            for end in (5, 6):  # Without a cache.
+                value = model(IDS[:, :end])[..., 0]
+                assert [(row == 100).nonzero().flatten().tolist() for row in value] == [
+                    [*range(start, end)] for start in expected
+                ]
+    for prompt in ([1, 2, 3], 1.5, torch.zeros(2, 1, dtype=torch.long)):
+        hl.tell_tokens(model, lambda ids, prompt=prompt: (indices, prompt))
+        with pytest.raises(hl.HooklineError, match="it must be the number of tokens of the prompt, one for all rows"):
+            tokens_of(model, {"ids": IDS})
+
+
+@pytest.fixture(scope="module")
+def t5() -> Any:
+    torch.manual_seed(0)
+    config = transformers.T5Config(
+        d_model=16, d_kv=8, d_ff=16, num_layers=2, num_heads=2, vocab_size=30, decoder_start_token_id=0
+    )
+    return transformers.T5ForConditionalGeneration(config).eval()
+
+
+def test_the_labels_of_an_encoder_decoder_tell_the_tokens_of_its_decoder(t5: Any) -> None:
+    given = {"input_ids": IDS, "attention_mask": MASK, "labels": IDS[:, :3].contiguous()}
+    assert tokens_of(t5, given, where="decoder.block.0[0][:, @2]") == [(0, [[0, 1, 2]] * 2)]
+
+
+def test_an_encoder_decoder_in_another_model_has_two_sequences(t5: Any) -> None:
+    model = Wrapper(t5)
+    for length in (3, 6):
+        given = {"input_ids": IDS, "attention_mask": MASK, "decoder_input_ids": IDS[:, :length]}
+        sites = [f"model.{part}.block.0[0][:, @prompt[-2:]]" for part in ("encoder", "decoder")]
+        with hl.capture(model, sites, "model.encoder.block.0[0]", "model.decoder.block.0[0]") as acts:
+            model(given)
+        for site in sites:
+            assert acts[site].equal(acts[site.partition("[:")[0]][:, -2:])
+
+
+def test_captures_of_tokens_behind_a_cache_need_those_in_it(llama: Any) -> None:
+    with torch.no_grad():
+        cache = llama(IDS[:, :4]).past_key_values
+    with pytest.raises(hl.HooklineError, match="these tokens passed before, and are in the cache; name .* '@4:' on"):
+        hl.run(llama, IDS[:, 4:], past_key_values=copy.deepcopy(cache), capture="model.layers.0[:, @2:6]")
+    _, acts = hl.run(llama, IDS[:, 4:], past_key_values=cache, capture="model.layers.0[:, @4:]")
+    assert acts["model.layers.0[:, @4:]"].shape == (2, 2, 16)
+
+
+def test_captures_of_tokens_of_rows_that_are_dropped_are_refused(llama: Any) -> None:
+    for selector in ("@:", "@6"):
+        with pytest.raises(hl.HooklineError, match="the number of rows changed in the middle of a sequence"):
+            with hl.capture(llama, f"model.layers.0[:, {selector}]"):
+                cache = llama(IDS).past_key_values
+                cache.batch_select_indices(torch.tensor([1]))
+                llama(IDS[1:, :1], past_key_values=cache)
+    with hl.capture(llama, "model.layers.0[:, @7]") as acts:
+        cache = llama(IDS).past_key_values
+        cache.batch_select_indices(torch.tensor([1]))
+        cache = llama(IDS[1:, :2]).past_key_values
+        llama(IDS[1:], past_key_values=cache)
+    assert acts["model.layers.0[:, @7]"].shape == (1, 16)

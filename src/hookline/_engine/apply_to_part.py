@@ -145,7 +145,7 @@ def places(tap: Tap, value: Any, event: Event) -> Iterable[Place]:
     found = [
         Place(subscripts, named, chosen, dim, is_cut)
         for named in tap.places(value)
-        for subscripts, chosen, dim, is_cut in choose(value, named, passing, tap.module, tap.session.model())
+        for subscripts, chosen, dim, is_cut in choose(value, named, passing, tap.module, tap.session.model(), tap)
     ]
     if not found:
         tap.pass_over(passing)
@@ -260,6 +260,14 @@ def _refuse_pieces(tap: Tap, place: Place, event: Event) -> None:
     passing = event.passing_for(tap.session)
     if passing is None or place.chosen is None:
         return
+    if passing.step == 0 and place.is_later_piece and not place.is_cut:
+        raise HooklineError(
+            f"the first of these tokens passed before, and are in the cache; name those from '@{passing.first}:' on"
+        )
+    if passing.owner is not None and passing.owner.lost_rows:
+        raise HooklineError(
+            "the number of rows changed in the middle of a sequence, so it is unknown which row is which"
+        )
     if passing.beams > 1 and passing.step:
         raise HooklineError(
             "beam search goes on from other rows at each step, so the calls of a row are no sequence; run the model "

@@ -18,7 +18,7 @@ _UNREADABLE = (
 class Noted(NamedTuple):
     """What one forward was given, until it is read."""
 
-    mask: Any
+    mask: Tensor | None  # None for a mask of another form than (row, column).
     positions: Any
     first: int  # The columns before this forward.
     width: int
@@ -39,22 +39,26 @@ class Padding:
         """Note what a forward was given. A mask of all columns makes those before it unnecessary."""
         if mask is None:
             return
-        is_whole = isinstance(mask, Tensor) and mask.dim() == 2 and mask.shape[1] >= first + width
-        if is_whole and (first == 0 or self.known != first):
+        is_plain = isinstance(mask, Tensor) and mask.dim() == 2
+        is_whole = is_plain and mask.shape[1] >= first + width
+        if is_whole:
             self._noted, self.rows = [], rows
-        self._noted.append(Noted(mask, positions, first, width, is_whole))
+        self._noted.append(Noted(mask if is_plain else None, positions, first, width, is_whole))
 
     def read(self) -> Tensor | None:
         """Return where tokens are, (row, column); None if there is no padding so far."""
         noted, self._noted = self._noted, []
         for one in noted:
-            if not isinstance(one.mask, Tensor) or one.mask.dim() != 2:
+            if one.mask is None:
                 self._read_positions(one)
-            elif one.is_whole and (one.first == 0 or self.known != one.first):
-                self.real, self.known = _real_of(one.mask), int(one.mask.shape[1])
-            else:
-                now = one.mask[:, one.first : one.first + one.width] if one.is_whole else one.mask
-                self._add(_real_of(now), one.first, one.width)
+            elif one.is_whole:
+                self.real, self.known = _real_of(one.mask, self.rows), int(one.mask.shape[1])
+                if self.real is not None and one.mask.is_floating_point() and not self.real.any():
+                    raise HooklineError(_UNREADABLE)  # A mask that is added to scores hides nothing where it is 0.
+            elif one.mask.shape[1] < one.width:
+                raise HooklineError(_UNREADABLE)
+            else:  # A mask of this forward, or of a window that ends with it.
+                self._add(_real_of(one.mask[:, -one.width :], self.rows), one.first, one.width)
         return self.real
 
     def totals(self) -> list[int]:
@@ -87,7 +91,7 @@ class Padding:
         self._add(_real_by_positions(positions.expand(self.rows, -1).tolist(), starts), first, noted.width)
 
 
-def _real_of(mask: Tensor) -> Tensor | None:
+def _real_of(mask: Tensor, rows: int) -> Tensor | None:
     """Return where a mask of (row, column) has tokens, on the CPU; None if it has no padding."""
     if type(mask) is not Tensor or mask.is_meta:
         raise HooklineError("which tokens are padding can't be read from this mask, which holds no numbers")
@@ -96,7 +100,9 @@ def _real_of(mask: Tensor) -> Tensor | None:
     is_plain = mask.dtype is torch.bool or bool(((mask == 0) | (mask == 1)).all())
     if not is_plain:
         raise HooklineError(_UNREADABLE)
-    return None if bool(real.all()) else real
+    if bool(real.all()):
+        return None
+    return real.expand(rows, -1) if len(real) == 1 else real
 
 
 def _real_by_positions(positions: list[list[int]], starts: list[int]) -> Tensor | None:

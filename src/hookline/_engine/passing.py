@@ -46,8 +46,21 @@ class Passing:
     encoder: Passing | None = None  # In an encoder-decoder model: the tokens of the encoder.
     owner: Any = None  # The `Sequence` that this belongs to.
     told: RowsOfTokens | None = None  # What the user's function told.
+    _counted: set[Any] | None = None  # The places where a value had as many columns as tokens pass.
     _rows: RowsOfTokens | None = None
     _chosen: dict[tuple[Tokens, int, int], list[Chosen]] | None = None  # What was chosen in this forward.
+
+    def check_size(self, place: Any, size: int) -> None:
+        """Raise if a place has as many columns as tokens pass, and another number later in the same forward."""
+        if self._counted is None:
+            self._counted = set()
+        if size == self.width:
+            self._counted.add(place)
+        elif place in self._counted and size != self.kept:
+            raise HooklineError(
+                f"{self.width} columns pass here and later {size}, in one forward of the hooked model: it runs a "
+                "sequence of its own; add the hooks to the part that is called for each piece"
+            )
 
     def choose(self, tokens: Tokens, size: int, rows: int) -> list[Chosen]:
         """Return the columns of a value that hold these tokens.
@@ -164,11 +177,19 @@ def passing_of_encoder(mask: Any) -> Passing:
 
 
 def choose(
-    value: Any, subscripts: tuple[Any, ...], passing: Passing | None, module: nn.Module, model: nn.Module | None
+    value: Any,
+    subscripts: tuple[Any, ...],
+    passing: Passing | None,
+    module: nn.Module,
+    model: nn.Module | None,
+    place: Any = None,
 ) -> Iterator[tuple[tuple[Any, ...], Chosen, int, bool]]:
     """Yield subscripts with the columns of tokens that pass, which tokens they are, and their dimension in the part.
 
     The last item is True if some of the tokens that pass are not in this value.
+
+    Args:
+        place: Identifies the place in the model.
     """
     held, rest = split(value, subscripts)
     number, at = next((number, at) for number, one in enumerate(rest) if (at := find_tokens(one)) is not None)
@@ -183,6 +204,7 @@ def choose(
     size, rows = int(base.shape[dim]), int(base.shape[0]) if dim else 1
     before, after = items[:at], items[at + 1 :]
     passing = _passing_at(passing, module, model, size)
+    passing.check_size(place, size)
     found = passing.choose(tokens, size, rows)
     is_cut = passing.cut_off(tokens, size, rows)
     for chosen in found:

@@ -9,8 +9,8 @@ How many columns passed before a forward is told by the first of these:
 | | for |
 |---|---|
 | the length of the cache among its arguments | the caches of transformers, and tuples of keys and values |
-| what has passed, if the same `generate()` or the same cache goes on | caches that know no length, as those of Mamba |
-| the length of the mask | everything else |
+| what has passed, if the same `generate()` or the same cache goes on, or the positions do | caches that know no length |
+| the length of the mask | other caches |
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from hookline._cache.record import ticks
 from hookline._engine import call_arguments
-from hookline._engine.generate_call import GenerateCall, generate_call, has_encoder
+from hookline._engine.generate_call import GenerateCall, generate_call, has_encoder, holds_encoder
 from hookline._engine.padding import Padding
 from hookline._engine.passing import Passing, RowsOfTokens, passing_of_encoder
 from hookline._open_blocks import Session, current_task
@@ -39,8 +39,10 @@ from hookline.errors import HooklineError
 
 # Names of arguments that tell how many tokens pass, that hold what passed before, and that say how many of the last
 # tokens the head gets.
-_IDS = ("decoder_input_ids", "decoder_inputs_embeds", "input_ids", "inputs_embeds", "ids", "idx", "tokens")
+_OF_DECODER = ("decoder_input_ids", "decoder_inputs_embeds")
+_IDS = ("input_ids", "inputs_embeds", "ids", "idx", "tokens")
 _CACHES = ("past_key_values", "cache_params", "past_key_value", "layer_past", "past", "mems", "kv_cache", "cache")
+_STATES = ("hidden", "hidden_state", "hx", "h0", "state")  # Of a recurrent model: they tell no number of tokens.
 _POSITIONS = ("position_ids", "cache_position")
 _LOGITS = ("logits_to_keep", "num_logits_to_keep")
 _UNKNOWN = Passing(0, 0, 0, None)  # For forwards whose arguments don't tell which tokens pass.
@@ -57,8 +59,9 @@ def tell_tokens(model: nn.Module, function: Tell | None) -> None:
     Args:
         function: Called with the arguments of each forward of the model. It returns the indices of the tokens in their
             sequences, an integer tensor (batch, tokens) with -1 for padding, or with them the number of tokens of the
-            prompt: `(indices, prompt)`. Where it returns None, hookline looks at the arguments itself. None in place of
-            the function takes it away.
+            prompt, for all rows or for each: `(indices, prompt)`. Without that number, what passes first is the prompt,
+            so a loop without a cache has to give it. Where it returns None, hookline looks at the arguments itself. None
+            in place of the function takes it away.
     """
     refuse_other_model(model)
     if function is not None and not callable(function):
@@ -89,7 +92,8 @@ class Sequence:
         self.ids: Tensor | None = None  # What the model was given without a cache, to see whether it grows.
         self.cache: Callable[[], Any] = _nothing
         self.generating: Callable[[], Any] = _nothing  # The identity of the `generate()` that runs the model.
-        self.has_encoder: bool | None = None  # Whether the model is an encoder-decoder; None if not yet known.
+        self.has_encoder: bool | None = None  # Whether an encoder-decoder is in the model; None if not yet known.
+        self.lost_rows = False  # Whether the number of rows changed since it began.
 
     def next(self, model: nn.Module, passed: Arguments) -> Passing:
         """Count a forward, and return the tokens that pass in it."""
@@ -98,26 +102,28 @@ class Sequence:
         if answer is not None:
             return self._as_told(answer)
         named = _arguments_by_name(model, passed)
-        ids, is_certain = _tokens_of(named)
+        if self.has_encoder is None:
+            self.has_encoder = holds_encoder(model)
+        cache = _cache_of(named)
+        name, ids = _tokens_of(named, self.has_encoder, cache)
         if ids is None:
             self.step = self.step + 1 if self.number >= 0 else 0
             self.number = max(0, self.number)
-            return Passing(self.number, self.step, 0, None)
-        cache = next((named[name] for name in _CACHES if named.get(name) is not None), None)
+            return Passing(self.number, self.step, 0, None, reason="" if cache is None else _NO_TOKENS)
         if self._is_next_token(ids, cache):
             return self._next_token(named)
+        cache = _state_of(named) if cache is None else cache
         generating = generate_call(model)
-        if self.has_encoder is None:
-            self.has_encoder = has_encoder(model)
         positions = next((named[name] for name in _POSITIONS if named.get(name) is not None), None)
-        mask = named.get("decoder_attention_mask" if self.has_encoder else "attention_mask")
-        first = self._count(ids, cache, mask, positions, generating)
+        is_decoder = has_encoder(model) or name in _OF_DECODER
+        mask = named.get("decoder_attention_mask" if is_decoder else "attention_mask")
+        first = self._count(name, ids, cache, mask, positions, generating)
         if generating is not None:
             mask = None if self.step else generating.mask
         known = max(self.total - first, (self.prompt or 0) if generating is not None else 0)
         self.padding.note(mask, positions, first, known, self.rows)
         self.beams = 1 if generating is None else generating.beams
-        return self._passing(named, first, int(ids.shape[1]), is_certain)
+        return self._passing(named, first, int(ids.shape[1]), name != "")
 
     def _is_next_token(self, ids: Tensor, cache: Any) -> bool:
         """Return True for a step of `generate()`: the usual case, in which nothing has to be looked up."""
@@ -138,64 +144,78 @@ class Sequence:
             passing_of_encoder(named.get("attention_mask")) if self.has_encoder else None, self,
         )  # fmt: skip
 
-    def _count(self, ids: Tensor, cache: Any, mask: Any, positions: Any, generating: GenerateCall | None) -> int:
+    def _count(
+        self, name: str, ids: Tensor, cache: Any, mask: Any, positions: Any, generating: GenerateCall | None
+    ) -> int:
         """Count the columns of a forward. Return how many passed before."""
         rows, width = int(ids.shape[0]), int(ids.shape[1])
+        own = None
+        if cache is None and generating is None and _is_readable(ids):
+            own = _to_compare(name, ids)
         same_run = generating is not None and self.generating() is generating.identity
         is_first = generating is not None and not same_run
-        past = self._past(cache, mask, width, same_run)
-        if not past and cache is None and generating is None and _count_on(positions, self.total):
+        reason, self.reason = self.reason, ""
+        past = self._past(cache, mask, positions, width, same_run)
+        if cache is None and ((same_run and width == 1) or (not is_first and _count_on(positions, self.total))):
             past = self.total  # The model keeps a cache of its own.
         is_other_cache = cache is not None and self.cache is not _nothing and self.cache() is not cache
-        is_whole_again = past == 0 and (cache is None or same_run) and not is_first and self._grows(ids, same_run)
+        is_whole_again = past == 0 and (cache is None or same_run) and not is_first and self._grows(ids, own, same_run)
         if is_whole_again:
             self.step += 1
             self.total = width
         elif 0 < past == self.total and not is_first and not is_other_cache:
             self._go_on(width, generating)
         else:
-            self._start(past, width, rows, cache, generating)
+            goes_on = past and (cache is self.cache() or isinstance(cache, (tuple, list)))
+            reason = reason if goes_on else ""
+            self._start(past, width, rows, generating)
+        self.reason = self.reason or reason
+        self.lost_rows = self.step > 0 and (self.lost_rows or rows != self.rows)
         self.rows = rows
         self.cache = _weakly(cache)
         self.generating = _nothing if generating is None else _weakly(generating.identity)
-        is_text = ids.dim() == 2 and not ids.is_floating_point() and cache is None and generating is None
-        self.ids = ids.detach().clone() if is_text and _is_readable(ids) else None
+        self.ids = own
         return past
 
-    def _past(self, cache: Any, mask: Any, width: int, same_run: bool) -> int:
-        """Return how many columns the model was given before this forward."""
+    def _past(self, cache: Any, mask: Any, positions: Any, width: int, same_run: bool) -> int:
+        """Return how many columns the cache holds."""
+        if cache is None:
+            return 0
         length = _length_of(cache)
-        if length is not None:
+        is_unused = length == 0 and same_run and width == 1  # The model keeps another one itself.
+        if length is not None and not is_unused:
             is_known = not isinstance(cache, (tuple, list)) or length in (0, self.total)
             if not is_known or (cache is self.cache() and 0 < length < self.total):
                 taken_back = "tokens were taken back from the cache, so it is unknown which tokens pass"
                 self.reason = taken_back if is_known else _UNTOLD
                 return self.total
             return length
-        if cache is not None and (same_run or cache is self.cache()) and self.total:
+        is_same = cache is self.cache()
+        if self.total and (same_run or (is_same and width == 1) or _count_on(positions, self.total)):
             return self.total
-        is_longer = isinstance(mask, Tensor) and mask.dim() == 2 and mask.shape[1] > width
-        if is_longer and cache is not None:
+        if isinstance(mask, Tensor) and mask.dim() == 2 and mask.shape[1] > width:
             return int(mask.shape[1]) - width
-        if cache is not None and self.total and width == 1 and not same_run:
+        if self.total and (width == 1 or is_same) and not _begin(positions):
             self.reason = _UNTOLD
         return 0
 
-    def _grows(self, ids: Tensor, same_run: bool) -> bool:
+    def _grows(self, ids: Tensor, own: Tensor | None, same_run: bool) -> bool:
         """Return True if a model without a cache is given its sequence again, with one more token."""
         before = self.ids
-        if self.total and same_run and ids.shape[1] == self.total + 1 and ids.shape[0] <= self.rows:
+        is_longer = ids.shape[1] == self.total + 1 and ids.shape[0] <= self.rows
+        if self.total and same_run and is_longer:
             return True
-        if not self.total or same_run or before is None or before.device != ids.device or not _is_readable(ids):
+        if not self.total or before is None or own is None or before.device != own.device:
             return False
-        if ids.shape == before.shape and ids.shape[1] > 1 and torch.equal(ids[:, :-1], before[:, 1:]):
+        if own.shape == before.shape and own.shape[1] > 1 and torch.equal(own[:, :-1], before[:, 1:]):
             self.reason = "the model is given a window that moves over its sequence, so it is unknown which tokens pass"
             return True
-        if ids.shape[1] != self.total + 1 or ids.shape[0] > self.rows:
+        if not is_longer or own.shape[2:] != before.shape[2:]:
             return False
-        if ids.shape[0] == self.rows:
-            return torch.equal(ids[:, :-1], before)
-        return bool((ids[:, None, :-1] == before).all(-1).any(1).all())  # Finished rows are gone.
+        if len(own) == self.rows:
+            return torch.equal(own[:, :-1], before)
+        rows, kept = before.flatten(1), own[:, :-1].flatten(1)
+        return bool((kept[:, None] == rows).all(-1).any(1).all())  # Finished rows are gone.
 
     def _go_on(self, width: int, generating: GenerateCall | None) -> None:
         self.step += 1
@@ -213,9 +233,7 @@ class Sequence:
                 "several tokens passed at once after single ones, so it is unknown which are the prompt"
             )
 
-    def _start(self, past: int, width: int, rows: int, cache: Any, generating: GenerateCall | None) -> None:
-        goes_on = past and (cache is self.cache() or isinstance(cache, (tuple, list)))
-        self.reason = self.reason if goes_on or self.reason == _UNTOLD else ""
+    def _start(self, past: int, width: int, rows: int, generating: GenerateCall | None) -> None:
         self.number += 1
         self.step, self.prompt_end_used, self.padding = 0, 0, Padding(rows)
         self.total = past + width
@@ -230,9 +248,7 @@ class Sequence:
             self.prompt, self.prompt_reason = known, ""
         elif width == generating.width > 1:  # It was given the tokens behind those in its cache, without a mask.
             self.prompt, self.prompt_reason = past + width, ""
-        if generating.speculates_with:
-            option = generating.speculates_with
-            self.reason = f"generate() runs with {option}, and tries tokens that it may throw away"
+        self.reason = self.reason or generating.reason
 
     def _as_told(self, answer: Any) -> Passing:
         """Return the tokens that the user's function tells."""
@@ -243,6 +259,7 @@ class Sequence:
                 "token, an integer tensor (batch, tokens)"
             )
         table: list[list[int]] = indices.tolist()
+        ends = _ends_of_prompts(prompt, len(table))
         counts = [max(row, default=-1) + 1 for row in table]
         if self.number < 0 or any(0 in row for row in table):
             self.number, self.step, self.total = self.number + 1, -1, 0
@@ -250,7 +267,7 @@ class Sequence:
             self.prompts = counts if is_whole else None
         self.step += 1
         first, self.total = self.total, self.total + indices.shape[1]
-        prompts = self.prompts if prompt is None else [int(prompt)] * len(table)
+        prompts = ends or self.prompts
         columns = None if prompts is None else max(prompts, default=0)
         return Passing(
             self.number, self.step, first, int(indices.shape[1]), len(table), columns, owner=self,
@@ -258,6 +275,10 @@ class Sequence:
         )  # fmt: skip
 
 
+_NO_TOKENS = (
+    "the model is given a cache, and no token ids of shape (batch, tokens), so it is unknown which tokens pass; "
+    "hl.tell_tokens(model, function) tells"
+)
 _UNTOLD = "the cache does not tell how many tokens it holds; hl.tell_tokens(model, function) does"
 
 
@@ -304,33 +325,73 @@ def _weakly(value: Any) -> Callable[[], Any]:
 def _arguments_by_name(model: nn.Module, passed: Arguments) -> Mapping[str, Any]:
     """Return the arguments of a model by name, with those in a `*args` or in a batch that is a mapping."""
     args, kwargs = passed
-    if not args:
-        return kwargs
-    found = call_arguments.bind(passed, call_arguments.parameters_of(type(model).forward))
-    rest = found.get("args")
-    if isinstance(rest, tuple):
-        found |= {f"args[{number}]": one for number, one in enumerate(rest)}
+    found: dict[str, Any] = dict(kwargs)
+    if args:
+        found = call_arguments.bind(passed, call_arguments.parameters_of(type(model).forward))
+        rest = found.get("args")
+        if isinstance(rest, tuple):
+            found |= {f"args[{number}]": one for number, one in enumerate(rest)}
     for value in [*found.values()]:
-        if isinstance(value, Mapping):
-            found |= {key: one for key, one in value.items() if isinstance(key, str)}
+        if type(value) is dict or isinstance(value, Mapping):  # The first is usual, and asked faster.
+            found |= {key: one for key, one in value.items() if isinstance(key, str) and found.get(key) is None}
     return found
 
 
-def _tokens_of(named: Mapping[str, Any]) -> tuple[Tensor | None, bool]:
-    """Return the tensor whose second dimension counts the tokens, or None, and whether its name says so."""
-    for name in _IDS:
+def _cache_of(named: Mapping[str, Any]) -> Any:
+    """Return the cache among the arguments of a model, or None."""
+    for name in _CACHES:
+        value = named.get(name)
+        if value is not None and not isinstance(value, (bool, int, str)):
+            return value
+    return None
+
+
+def _state_of(named: Mapping[str, Any]) -> Tensor | None:
+    """Return a tensor of the state that a recurrent model is given, or None."""
+    for name in _STATES:
+        value = named.get(name)
+        if isinstance(value, (Tensor, tuple, list)):
+            return next(iter(leaves(value)), None)
+    return None
+
+
+def _tokens_of(named: Mapping[str, Any], has_encoder: bool, cache: Any) -> tuple[str, Tensor | None]:
+    """Return the tensor whose second dimension counts the tokens, or None, and its name if that says so, else ""."""
+    # Without ids for the decoder, an encoder-decoder makes them of the labels, or of the encoder's.
+    for name in (*_OF_DECODER, "labels", *_IDS) if has_encoder else (*_OF_DECODER, *_IDS):
         value = named.get(name)
         if isinstance(value, Tensor) and value.dim() > 1 and not value.is_nested:
-            return value, True
+            return name, value
     # Floats count tokens only beside a cache or a mask: the second dimension of other data may count channels.
-    tells = any(named.get(name) is not None for name in (*_CACHES, "attention_mask"))
+    beside = "attention_mask" if named.get("attention_mask") is not None else "" if cache is None else "cache"
     for value in named.values():
         if isinstance(value, Tensor) and value.dim() > 1 and not value.is_nested:
-            if value.is_floating_point() and not tells and value.dim() < 3:
+            if value.is_floating_point() and not beside and value.dim() < 3:
                 continue
-            is_text = tells or (value.dim() == 2 and not value.is_floating_point())
-            return (value, tells) if is_text and value.dtype is not torch.bool else (None, False)
-    return None, False
+            is_text = beside or (value.dim() == 2 and not value.is_floating_point())
+            return (beside, value) if is_text and value.dtype is not torch.bool else ("", None)
+    return "", None
+
+
+def _to_compare(name: str, ids: Tensor) -> Tensor | None:
+    """Return a copy by which ids or embeddings are known again; None for what may be no tokens."""
+    if ids.is_floating_point():
+        return ids.detach()[..., :8].clone() if name and ids.dim() == 3 else None
+    return ids.detach().clone() if ids.dim() == 2 else None
+
+
+def _ends_of_prompts(prompt: Any, rows: int) -> list[int] | None:
+    """Return the tokens of the prompt in each row, as the user's function told them."""
+    if prompt is None:
+        return None
+    ends = torch.as_tensor(prompt)
+    if ends.is_floating_point() or ends.dim() > 1 or ends.numel() not in (1, rows):
+        raise HooklineError(
+            f"the function given to tell_tokens returned {describe(prompt)} beside the indices; it must be the number "
+            "of tokens of the prompt, one for all rows or one for each"
+        )
+    found: list[int] = ends.expand(rows).tolist()
+    return found
 
 
 def _is_readable(ids: Tensor) -> bool:
@@ -344,6 +405,11 @@ def _count_on(positions: Any, total: int) -> bool:
         return False
     rows = positions.reshape(-1, positions.shape[-1]).tolist()
     return all(0 < row[0] <= total and row == [*range(row[0], row[0] + len(row))] for row in rows)
+
+
+def _begin(positions: Any) -> bool:
+    """Return True if position ids begin at 0 in a row."""
+    return isinstance(positions, Tensor) and _is_readable(positions) and bool((positions[..., :1] == 0).any())
 
 
 def _length_of(cache: Any) -> int | None:
