@@ -132,10 +132,19 @@ def test_a_loop_without_a_cache_that_drops_rows_goes_on_where_it_was(model):
 
 
 def test_which_row_is_which_is_unknown_once_rows_with_padding_are_dropped(model):
-    with pytest.raises(hl.HooklineError, match="the mask has 2 rows and 1 pass here"), looking(model, "@new"):
+    with pytest.raises(hl.HooklineError, match="the mask has 2 rows and 1 pass here"), looking(model, "@4"):
         cache = in_steps(model, IDS, [4], attention_mask=LEFT)
         cache.batch_select_indices(torch.tensor([1]))
         model(IDS[1:, 4:], past_key_values=cache)
+
+
+def test_new_tokens_are_known_where_rows_with_padding_in_the_prompt_are_dropped(model):
+    with looking(model, "@new[0]") as acts:
+        cache = in_steps(model, IDS, [3], attention_mask=LEFT)
+        cache.batch_select_indices(torch.tensor([1]))
+        for at in (3, 4):
+            model(IDS[1:, at : at + 1], past_key_values=cache)
+    assert changed(acts) == [[[], []], [[0]], [[]]]
 
 
 @pytest.mark.parametrize(

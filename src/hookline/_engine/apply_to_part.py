@@ -24,7 +24,7 @@ from hookline._sites.calls import Calls
 from hookline._sites.language import Site
 from hookline._values.containers import Exchange
 from hookline._values.nested import get_part, is_empty, put_part, selects_nothing, split, take_part
-from hookline._values.tokens import Chosen, Tokens, tokens_in
+from hookline._values.tokens import Chosen, Tokens
 from hookline.errors import EditError, HooklineError, SiteError, add_note
 from hookline.parallel.gather import Gathering
 
@@ -88,13 +88,16 @@ def _change(tap: Tap, value: Any, call: Call, event: Event) -> Any:
 
         def change(part: Any, is_whole: bool, there: Call = there, place: Place = place) -> Any:
             tap.fired = True
-            if place.chosen is None:
+            if place.chosen is None or tap.tokens is None:
                 return action(part, there, is_whole)
-            here = _set_of_tokens(action, place, part) if isinstance(action, Set) else action
+            here = _set_of_tokens(action, tap.tokens, place, part) if isinstance(action, Set) else action
             new = here(part, there, False)
             # Even if the named tokens are the whole value, the result is put in as into a part.
             return put_part(part, (...,), new) if is_whole and new is not part and not _is_like(new, part) else new
 
+        if not place.subscripts and isinstance(value, Tensor) and action.gathering is None:
+            value, found = change(value, True), True
+            continue
         value, is_there = change_part(value, place.subscripts, change, exchange, action.gathering, call.site)
         found = found or is_there
     if not found and not tap.tokens:
@@ -129,17 +132,11 @@ class Place(NamedTuple):
         rows = range(len(chosen.slots)) if chosen.rows is None else chosen.rows
         yield from ((row, slot) for row, slots in zip(rows, chosen.slots, strict=True) for slot in slots)
 
-    @property
-    def tokens(self) -> Tokens:
-        """The tokens that were named."""
-        found = tokens_in(self.named)
-        assert found is not None
-        return found
-
 
 def places(tap: Tap, value: Any, event: Event) -> Iterable[Place]:
     """Return the parts of a value that a tap acts on. None if its tokens don't pass in this call."""
-    if not tap.tokens:
+    tokens = tap.tokens
+    if tokens is None:
         return [Place(subscripts, subscripts) for subscripts in tap.places(value)]
     passing = event.passing_for(tap.session)
     found = [
@@ -149,8 +146,7 @@ def places(tap: Tap, value: Any, event: Event) -> Iterable[Place]:
     ]
     if not found:
         tap.pass_over(passing)
-    tokens = tokens_in(tap.subscripts)
-    if tokens is not None and tokens.part == "rows" and tap.changes:  # A mask may be longer than the sequence.
+    if tokens.part == "rows" and tap.changes:  # A mask may be longer than the sequence.
         if tap.rows_left is None:
             tap.rows_left = {(row, slot) for row, own in enumerate(tokens.rows) for slot in range(len(own))}
         for place in found if tap.rows_left else ():
@@ -162,7 +158,7 @@ def places(tap: Tap, value: Any, event: Event) -> Iterable[Place]:
 
 def _depends_on_end_of_prompt(tap: Tap) -> bool:
     """Return True if a tap has to know where the prompt ends when its first piece passes."""
-    tokens = tokens_in(tap.subscripts)
+    tokens = tap.tokens
     if tokens is None or not tokens.counts_back or is_in_encoder(tap.session.model(), tap.module):
         return False
     return tap.changes or tokens.index != -1  # A capture keeps the last one that passed, which is right.
@@ -173,20 +169,20 @@ def _is_last(tap: Tap, value: Any, call: Call, event: Event) -> bool:
     wanted = tap.wanted_call
     if isinstance(wanted, Calls) and wanted.last is not None and int(call.number) < wanted.last:
         return False
-    if not tap.tokens:
+    if tap.tokens is None:
         return True
-    tokens, passing = tokens_in(tap.subscripts), event.passing_for(tap.session)
+    passing = event.passing_for(tap.session)
     if passing is None or passing.width is None or is_in_encoder(tap.session.model(), tap.module):
         return bool([*places(tap, value, event)])
-    return tokens is not None and passing.has_passed(tokens)
+    return passing.has_passed(tap.tokens)
 
 
-def _set_of_tokens(action: Set, place: Place, part: Tensor) -> Set:
+def _set_of_tokens(action: Set, tokens: Tokens, place: Place, part: Tensor) -> Set:
     """Return the `Set` for the tokens that pass in this call, out of one with a value for all that were named."""
     given, chosen = action.value, place.chosen
     if not isinstance(given, Tensor) or chosen is None:
         return action
-    return Set(given_tokens(given, part, place.tokens, chosen, place.dim), action.check, None, action.gathering)
+    return Set(given_tokens(given, part, tokens, chosen, place.dim), action.check, None, action.gathering)
 
 
 def change_part(
@@ -248,7 +244,8 @@ def _save(tap: Tap, action: Save, value: Any, call: Call, event: Event) -> None:
             _put(record, kept, stamp, forward, action.budget)
         else:
             passing = event.passing_for(tap.session)
-            put_tokens(record, kept, place.chosen, place.tokens, place.dim, passing, stamp, forward)
+            assert tap.tokens is not None
+            put_tokens(record, kept, place.chosen, tap.tokens, place.dim, passing, stamp, forward)
     if tap.tokens:
         tap.fired = tap.fired or found
     elif not found:

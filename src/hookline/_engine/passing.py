@@ -89,7 +89,9 @@ class Passing:
         if tokens.part in ("prompt", "new") and (self.prompt_reason or self.prompt is None):
             raise HooklineError(self.prompt_reason or "it is unknown where the prompt of this sequence ends")
         skipped = self.width - size
-        known = self.rows_of_tokens()
+        if tokens.part == "prompt" and self.told is None and self.first + skipped >= (self.prompt or 0):
+            return []
+        known = None if tokens.part == "new" and self._has_no_padding_in_new() else self.rows_of_tokens()
         if known is None and not tokens.rows:
             return _of_equal_rows(tokens, self.first + skipped, size, self.prompt)
         indices = [[*range(self.first, self.first + self.width)]] * rows if known is None else known.indices
@@ -104,7 +106,7 @@ class Passing:
 
     def cut_off(self, tokens: Tokens, size: int, rows: int) -> bool:
         """Return True if the head does not get some of these tokens, which pass in this forward."""
-        if self.width is None or size == self.width or size != self.kept:
+        if self.width is None or size != self.kept:
             return False
         here, all_of_them = self.choose(tokens, size, rows), self.choose(tokens, self.width, rows)
         return sum(map(_count, here)) < sum(map(_count, all_of_them))
@@ -116,6 +118,13 @@ class Passing:
         if self._rows is None:
             self._rows = _rows_of(self.padding, self.first, self.width, self.rows, self.prompt)
         return self._rows or None
+
+    def _has_no_padding_in_new(self) -> bool:
+        """Return True if no padding follows the prompt, so that each row has its new tokens in the same columns."""
+        if self.told is not None or self.padding is None:
+            return False
+        self.padding.read()
+        return self.prompt is not None and self.prompt >= self.padding.known
 
     def forget_rows(self) -> None:
         """Forget what was worked out of the tokens of each row, of which there may be very many."""
@@ -193,7 +202,7 @@ def choose(
     """
     held, rest = split(value, subscripts)
     number, at = next((number, at) for number, one in enumerate(rest) if (at := find_tokens(one)) is not None)
-    base = get_part(held, rest[:number])
+    base = get_part(held, rest[:number]) if number else held
     items = rest[number] if isinstance(rest[number], tuple) else (rest[number],)
     dim = token_dim(base, items, at) if isinstance(base, Tensor) else 0
     if not isinstance(base, Tensor):
@@ -206,13 +215,13 @@ def choose(
     passing = _passing_at(passing, module, model, size)
     passing.check_size(place, size)
     found = passing.choose(tokens, size, rows)
-    is_cut = passing.cut_off(tokens, size, rows)
+    is_cut = size != passing.width and passing.cut_off(tokens, size, rows)
     for chosen in found:
         if isinstance(chosen.item, Columns) and (not before or before[0] not in _ALL):
             raise SiteError(
                 f"'{tokens}': the rows have these tokens in different columns, so the first subscript is ':' or '...'"
             )
-        numbers = sum(isinstance(item, int) for item in before)
+        numbers = len([item for item in before if isinstance(item, int)])
         part_dim = dim - numbers if Ellipsis in before else len(before) - numbers
         where = subscripts[: len(subscripts) - len(rest)] + rest[:number]
         is_all = chosen.item == slice(0, size, 1) and all(one in _ALL for one in (*before, *after))

@@ -8,8 +8,8 @@ How many columns passed before a forward is told by the first of these:
 
 | | for |
 |---|---|
-| the length of the cache among its arguments | the caches of transformers, and tuples of keys and values |
-| what has passed, if the same `generate()` or the same cache goes on, or the positions do | caches that know no length |
+| the length of the cache among its arguments | the caches of transformers, tuples of keys and values |
+| what has passed, if the same `generate()`, cache or positions go on | caches that know no length |
 | the length of the mask | other caches |
 """
 
@@ -60,8 +60,8 @@ def tell_tokens(model: nn.Module, function: Tell | None) -> None:
         function: Called with the arguments of each forward of the model. It returns the indices of the tokens in their
             sequences, an integer tensor (batch, tokens) with -1 for padding, or with them the number of tokens of the
             prompt, for all rows or for each: `(indices, prompt)`. Without that number, what passes first is the prompt,
-            so a loop without a cache has to give it. Where it returns None, hookline looks at the arguments itself. None
-            in place of the function takes it away.
+            so a loop without a cache has to give it. Where it returns None, hookline looks at the arguments itself.
+            None in place of the function takes it away.
     """
     refuse_other_model(model)
     if function is not None and not callable(function):

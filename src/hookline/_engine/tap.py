@@ -31,7 +31,7 @@ from hookline._sites.tree import Children
 from hookline._torch import cell_content
 from hookline._values import copy_or_share
 from hookline._values.nested import STAR, expand, leaves
-from hookline._values.tokens import find_tokens
+from hookline._values.tokens import Tokens, tokens_in
 from hookline.errors import HooklineError, warn
 
 
@@ -126,7 +126,7 @@ class Tap:
     names: Alternatives = ()  # The alternatives of that pattern.
     subscripts: tuple[Any, ...] = ()
     star = False  # Whether a `[*]` is among its subscripts.
-    tokens = False  # Whether its subscripts name tokens.
+    tokens: Tokens | None = None  # The tokens that its subscripts name.
     is_each = False  # Whether each call is a site of its own.
     rows_left: set[tuple[int, int]] | None = None  # Tokens that were named for each row and have not passed.
     is_inside = False  # Whether it is at a function that runs inside the forward of its module.
@@ -176,7 +176,7 @@ class Tap:
             self.star = "*" in site.index and any(
                 STAR in (one if isinstance(one, tuple) else (one,)) for one in self.subscripts
             )
-            self.tokens = "@" in site.index and any(find_tokens(one) is not None for one in self.subscripts)
+            self.tokens = tokens_in(self.subscripts) if "@" in site.index else None
         if site.call is not None:
             self.is_each = isinstance(site.call, Calls) and site.call.is_each
 

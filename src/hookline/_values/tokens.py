@@ -231,7 +231,10 @@ def _for_each_row(positions: Tensor) -> Tokens:
 def find_tokens(subscript: Any) -> int | None:
     """Return the position of the `Tokens` among the items of a subscript; None if there are none."""
     items = subscript if isinstance(subscript, tuple) else (subscript,)
-    return next((at for at, item in enumerate(items) if isinstance(item, Tokens)), None)
+    for at, item in enumerate(items):
+        if isinstance(item, Tokens):
+            return at
+    return None
 
 
 def tokens_in(subscripts: tuple[Any, ...]) -> Tokens | None:
