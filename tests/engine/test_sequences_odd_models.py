@@ -174,6 +174,23 @@ def test_a_step_of_another_cache_is_another_sequence(llama: Any) -> None:
     assert found[1] == [[6], [6]]
 
 
+def test_sequences_that_pass_in_turns_are_refused(llama: Any) -> None:
+    for other in ({"past_key_values": transformers.DynamicCache()}, {"use_cache": False}):
+        with pytest.raises(hl.HooklineError, match="sequences pass in turns, each with its own cache"):
+            with hl.edit(llama, "model.layers.0[:, @7]", torch.neg):
+                cache = llama(IDS, attention_mask=MASK, past_key_values=transformers.DynamicCache()).past_key_values
+                llama(IDS, **other)
+                llama(IDS[:, :1], past_key_values=cache)
+    found: list[Any] = []
+    caches = [transformers.DynamicCache(), transformers.DynamicCache()]
+    with hl.edit(llama, "model.layers.0", lambda _, call: found.append(call.tokens[0].tolist()), with_call=True):
+        for length in (6, 10):  # Two chats, each with a second turn.
+            for cache in caches:
+                ids = IDS[:, :1].repeat(1, length)
+                llama.generate(ids, past_key_values=cache, max_new_tokens=2, do_sample=False)
+    assert found == [[*range(6)], [6]] * 2 + [[7, 8, 9], [10]] * 2
+
+
 def test_a_mask_of_other_numbers_is_refused() -> None:
     with pytest.raises(hl.HooklineError, match="a mask that does not tell which tokens are padding"):
         with hl.edit(Net(), "layer[:, @0]", torch.neg) as _:
@@ -251,6 +268,12 @@ def test_a_transform_of_several_tokens_needs_every_call(llama: Any) -> None:
     with hl.capture(llama, "model.layers.0[:, @new]", transform=lambda value: value.sum(-1), keep="all") as acts:
         llama.generate(IDS, max_new_tokens=3, do_sample=False)
     assert [value.shape for value in acts.calls("model.layers.0[:, @new]")] == [(2, 1), (2, 1)]
+
+
+def test_a_stop_behind_tokens_that_some_rows_lack_says_so(llama: Any) -> None:
+    with pytest.raises(hl.NeverFired, match="did not fire: not all of these tokens passed; 8 tokens had passed"):
+        options = {"attention_mask": MASK, "max_new_tokens": 3, "do_sample": False}
+        hl.run(llama.generate, IDS, **options, capture="model.layers.0[:, @7]", stop=True)
 
 
 def test_a_change_says_which_rows_lack_a_token_that_was_named_for_them() -> None:

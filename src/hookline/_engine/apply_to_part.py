@@ -174,7 +174,10 @@ def _is_last(tap: Tap, value: Any, call: Call, event: Event) -> bool:
     passing = event.passing_for(tap.session)
     if passing is None or passing.width is None or is_in_encoder(tap.session.model(), tap.module):
         return bool([*places(tap, value, event)])
-    return passing.has_passed(tap.tokens)
+    has_passed = passing.has_passed(tap.tokens)
+    if not has_passed:
+        tap.problem, tap.hint = f"did not fire: not all of these tokens passed; {passing.describe()}", ""
+    return has_passed
 
 
 def _set_of_tokens(action: Set, tokens: Tokens, place: Place, part: Tensor) -> Set:

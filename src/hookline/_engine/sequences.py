@@ -91,6 +91,7 @@ class Sequence:
         self.beams = 1  # How many continuations of each row pass side by side.
         self.ids: Tensor | None = None  # What the model was given without a cache, to see whether it grows.
         self.cache: Callable[[], Any] = _nothing
+        self.earlier: list[Callable[[], Any]] = []  # The caches before it.
         self.generating: Callable[[], Any] = _nothing  # The identity of the `generate()` that runs the model.
         self.has_encoder: bool | None = None  # Whether an encoder-decoder is in the model; None if not yet known.
         self.lost_rows = False  # Whether the number of rows changed since it began.
@@ -158,7 +159,9 @@ class Sequence:
         past = self._past(cache, mask, positions, width, same_run)
         if cache is None and ((same_run and width == 1) or (not is_first and _count_on(positions, self.total))):
             past = self.total  # The model keeps a cache of its own.
-        is_other_cache = cache is not None and self.cache is not _nothing and self.cache() is not cache
+        before = self.cache()
+        is_earlier = cache is not None and cache is not before and any(one() is cache for one in self.earlier)
+        is_other_cache = is_earlier or (cache is not None and self.cache is not _nothing and cache is not before)
         is_whole_again = past == 0 and (cache is None or same_run) and not is_first and self._grows(ids, own, same_run)
         if is_whole_again:
             self.step += 1
@@ -166,12 +169,16 @@ class Sequence:
         elif 0 < past == self.total and not is_first and not is_other_cache:
             self._go_on(width, generating)
         else:
-            goes_on = past and (cache is self.cache() or isinstance(cache, (tuple, list)))
+            goes_on = past and (cache is before or isinstance(cache, (tuple, list)))
             reason = reason if goes_on else ""
             self._start(past, width, rows, generating)
+            if past and is_earlier and generating is None:
+                self.reason = self.reason or _IN_TURNS
         self.reason = self.reason or reason
         self.lost_rows = self.step > 0 and (self.lost_rows or rows != self.rows)
         self.rows = rows
+        if before is not None and before is not cache:
+            self.earlier = [one for one in (*self.earlier, self.cache) if one() is not None]
         self.cache = _weakly(cache)
         self.generating = _nothing if generating is None else _weakly(generating.identity)
         self.ids = own
@@ -238,7 +245,9 @@ class Sequence:
         self.step, self.prompt_end_used, self.padding = 0, 0, Padding(rows)
         self.total = past + width
         self.prompt = past + width if past == 0 else None
-        self.prompt_reason = "" if past == 0 else "the prompt passed before these hooks were added"
+        self.prompt_reason = (
+            "" if past == 0 else "the prompt passed before these hooks were added, or with another cache"
+        )
         if generating is None:
             return
         known = generating.width
@@ -278,6 +287,9 @@ class Sequence:
 _NO_TOKENS = (
     "the model is given a cache, and no token ids of shape (batch, tokens), so it is unknown which tokens pass; "
     "hl.tell_tokens(model, function) tells"
+)
+_IN_TURNS = (
+    "sequences pass in turns, each with its own cache, so it is unknown which tokens pass; run one after the other"
 )
 _UNTOLD = "the cache does not tell how many tokens it holds; hl.tell_tokens(model, function) does"
 

@@ -202,7 +202,7 @@ def tokens(positions: Any, dim: int = 1) -> str:
         named = torch.as_tensor(positions)
     except (RuntimeError, TypeError, ValueError):
         raise SiteError(
-            f"{str(positions)[:40]} are no positions of tokens; give integers, a list of them, or a mask"
+            f"{str(positions)[:40]} are no positions of tokens; give integers, equally many for each row, or a mask"
         ) from None
     return f"[{':, ' * dim}{_for_each_row(named)}]"
 
