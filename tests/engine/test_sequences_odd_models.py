@@ -140,6 +140,37 @@ def test_positions_tell_where_a_model_goes_on_that_keeps_its_cache_itself() -> N
     assert tokens_of(Net(), first, later, first)[1:] == [(1, [[6], [6]]), (0, [[0, 1, 2, 3, 4, 5]] * 2)]
 
 
+def test_a_start_tells_where_a_model_goes_on_that_keeps_its_cache_itself() -> None:
+    class Decoder(Net):
+        def forward(self, tokens: Tensor, start_pos: Any = None, input_pos: Any = None) -> Tensor:
+            return super().forward(tokens)
+
+    whole, tokens = [[*range(6)]] * 2, {"tokens": IDS[:, :1]}
+    for positions in ([0, 6, 7], [torch.tensor(one) for one in (0, 6, 7)]):
+        first, *later = [{"start_pos": one} for one in positions]
+        calls = [{"tokens": IDS, **first}, *({**tokens, **one} for one in later), {"tokens": IDS, **first}]
+        assert tokens_of(Decoder(), *calls) == [(0, whole), (1, [[6]] * 2), (2, [[7]] * 2), (0, whole)]
+        assert tokens_of(Decoder(), *calls[2:]) == [(0, [[7]] * 2), (0, whole)]  # Hooks that were added later.
+    calls = [{"tokens": IDS, "input_pos": torch.arange(6)}, {**tokens, "input_pos": torch.tensor([6])}]
+    assert tokens_of(Decoder(), *calls) == [(0, whole), (1, [[6]] * 2)]
+
+
+def test_the_offset_of_a_cache_tells_how_many_tokens_passed() -> None:
+    class State:
+        seqlen_offset = 0
+
+    class Decoder(Net):
+        def forward(self, input_ids: Tensor, inference_params: Any = None) -> Tensor:
+            return super().forward(input_ids)
+
+    model, state, found = Decoder(), State(), []
+    with hl.edit(model, "layer", lambda _, call: found.append(call.tokens[0].tolist()), with_call=True):
+        for width in (6, 1, 1):
+            model(IDS[:, :width], inference_params=state)
+            state.seqlen_offset += width
+    assert found == [[*range(6)], [6], [7]]
+
+
 def test_a_part_that_runs_without_its_model_is_refused(llama: Any) -> None:
     with pytest.raises(hl.HooklineError, match="no forward of LlamaForCausalLM is running"):
         with hl.edit(llama, "model.layers.0[:, @0]", torch.neg):

@@ -41,9 +41,19 @@ from hookline.errors import HooklineError
 # tokens the head gets.
 _OF_DECODER = ("decoder_input_ids", "decoder_inputs_embeds")
 _IDS = ("input_ids", "inputs_embeds", "ids", "idx", "tokens")
-_CACHES = ("past_key_values", "cache_params", "past_key_value", "layer_past", "past", "mems", "kv_cache", "cache")
+_CACHES = (
+    "past_key_values",
+    "cache_params",
+    "past_key_value",
+    "layer_past",
+    "past",
+    "mems",
+    "kv_cache",
+    "cache",
+    "inference_params",
+)
 _STATES = ("hidden", "hidden_state", "hx", "h0", "state")  # Of a recurrent model: they tell no number of tokens.
-_POSITIONS = ("position_ids", "cache_position")
+_POSITIONS = ("position_ids", "cache_position", "input_pos", "start_pos")
 _LOGITS = ("logits_to_keep", "num_logits_to_keep")
 _UNKNOWN = Passing(0, 0, 0, None)  # For forwards whose arguments don't tell which tokens pass.
 Tell = Callable[..., Any]
@@ -116,6 +126,8 @@ class Sequence:
         cache = _state_of(named) if cache is None else cache
         generating = generate_call(model)
         positions = next((named[name] for name in _POSITIONS if named.get(name) is not None), None)
+        if isinstance(positions, Tensor) and not positions.dim() and _is_readable(positions):
+            positions = int(positions)
         is_decoder = has_encoder(model) or name in _OF_DECODER
         mask = named.get("decoder_attention_mask" if is_decoder else "attention_mask")
         first = self._count(name, ids, cache, mask, positions, generating)
@@ -159,6 +171,8 @@ class Sequence:
         past = self._past(cache, mask, positions, width, same_run)
         if cache is None and ((same_run and width == 1) or (not is_first and _count_on(positions, self.total))):
             past = self.total  # The model keeps a cache of its own.
+        elif cache is None and isinstance(positions, int):
+            past = positions
         before = self.cache()
         is_earlier = cache is not None and cache is not before and any(one() is cache for one in self.earlier)
         is_other_cache = is_earlier or (cache is not None and self.cache is not _nothing and cache is not before)
@@ -426,6 +440,9 @@ def _begin(positions: Any) -> bool:
 
 def _length_of(cache: Any) -> int | None:
     """Return how many columns a cache holds; None if it does not tell."""
+    passed = getattr(cache, "seqlen_offset", None)
+    if isinstance(passed, int):
+        return passed
     count = getattr(cache, "get_seq_length", None)
     if callable(count):
         try:
