@@ -103,6 +103,18 @@ def test_a_loop_without_a_cache_over_embeddings_goes_on_too(model):
     assert changed(acts) == [[[0, 1, 2]] * 2, [[0, 1, 2]] * 2, [[0, 1, 2]], [[0, 1, 2, 3]] * 2]
 
 
+def test_more_rows_or_another_form_of_the_tokens_begin_another_sequence(model):
+    embedded = model.transformer.wte(IDS)
+    with looking(model, "@new") as acts:
+        for given in (
+            {"input_ids": IDS[:1, :3]}, {"input_ids": IDS[[0, 0], :4]},
+            {"inputs_embeds": embedded[:, :3]}, {"input_ids": IDS[:1, :4]},
+            {"input_ids": IDS[:, :3]}, {"inputs_embeds": embedded[:1, :4]}, {"inputs_embeds": embedded[:1]},
+        ):  # fmt: skip
+            model(**given, use_cache=False)
+    assert changed(acts) == [[[]] * len(value) for value in acts.calls(LAYER)[:-1]] + [[[4]]]
+
+
 def test_other_ids_of_one_more_token_are_another_sequence(model):
     with looking(model, "@new") as acts:
         model(IDS[:, :3])
@@ -145,6 +157,13 @@ def test_new_tokens_are_known_where_rows_with_padding_in_the_prompt_are_dropped(
         for at in (3, 4):
             model(IDS[1:, at : at + 1], past_key_values=cache)
     assert changed(acts) == [[[], []], [[0]], [[]]]
+
+
+def test_padding_among_the_new_tokens_does_not_count(model):
+    mask = torch.tensor([[0, 1, 1, 1, 1], [1, 1, 1, 0, 1]])  # The second row waits for a step.
+    with looking(model, "@new[0]") as acts:
+        in_steps(model, IDS, [3, 1, 1], attention_mask=mask)
+    assert changed(acts) == [[[], []], [[0], []], [[], [0]]]
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ class Passing:
             self._counted = set()
         if size == self.width:
             self._counted.add(place)
-        elif place in self._counted and size != self.kept:
+        elif place in self._counted:
             raise HooklineError(
                 f"{self.width} columns pass here and later {size}, in one forward of the hooked model: it runs a "
                 "sequence of its own; add the hooks to the part that is called for each piece"
