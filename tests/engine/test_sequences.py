@@ -204,6 +204,40 @@ def test_position_ids_tell_padding_where_the_mask_has_four_dimensions(model, mas
     assert changed(acts) == [[[1, 2], [] if mask is LEFT else [1, 2]], [[], [0, 1] if mask is LEFT else []]]
 
 
+def test_a_step_with_a_mask_of_four_dimensions_needs_no_position_ids_once_the_prompt_is_known(model):
+    mask = LEFT[:, :4]
+    with looking(model, "@4") as acts:
+        cache = transformers.DynamicCache()
+        model(
+            IDS[:, :4], attention_mask=causal(mask), position_ids=(mask.cumsum(1) - 1).clamp(0), past_key_values=cache
+        )
+        model(IDS[:, 4:], attention_mask=torch.zeros(2, 1, 1, 5), past_key_values=cache)
+    assert changed(acts) == [[[], []], [[0], []]]
+    with (
+        pytest.raises(hl.HooklineError, match="does not tell which tokens are padding"),
+        looking(model, "@4"),
+    ):
+        model(IDS[:, 4:], attention_mask=torch.zeros(2, 1, 1, 6), past_key_values=cache)
+
+
+def test_every_second_token_is_found_in_any_piece(model):
+    for widths in ([3, 1, 1], [1, 3, 1], [2, 2, 1]):
+        with looking(model, "@::2") as acts:
+            in_steps(model, IDS, widths)
+        starts = [0, widths[0], widths[0] + widths[1]]
+        whole = [start + at for start, call in zip(starts, changed(acts), strict=True) for at in call[0]]
+        assert whole == [0, 2, 4]
+
+
+def test_a_result_for_all_tokens_is_put_in_like_one_for_some(model):
+    for selector in ("@:", "@:4"):
+        with hl.edit(model, f"{LAYER}[:, {selector}]", lambda value: value[:, :1], check=False):
+            with hl.capture(model, LAYER) as acts:
+                model(IDS)
+        assert acts[LAYER].shape == (2, 5, 16)
+        near(acts[LAYER][:, 3], acts[LAYER][:, 0])
+
+
 def test_a_mask_of_four_dimensions_alone_does_not_tell_padding(model):
     with (
         pytest.raises(hl.HooklineError, match=r"does not tell which tokens are padding; .* or position_ids"),

@@ -172,6 +172,26 @@ def test_a_model_that_keeps_its_cache_itself_goes_on_in_a_generation():
     assert passed == [(0, [0, 1, 2, 3]), (1, [4]), (2, [5]), (0, [0]), (1, [1]), (2, [2])]
 
 
+def test_padding_on_the_right_of_a_prompt_is_no_padding_of_new_tokens(model):
+    passed: list[Any] = []
+    mask = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]])
+    with hl.edit(model, LAYER, lambda _, call: passed.append(call.tokens[:, -1].tolist()), with_call=True):
+        model.generate(IDS, attention_mask=mask, use_cache=False, max_new_tokens=4, do_sample=False)
+    assert passed == [[3, -1], [4, 2], [5, 3], [6, 4]]
+
+
+def test_tokens_taken_back_from_the_cache_of_a_generation_are_refused(model):
+    cache = transformers.DynamicCache()
+
+    def take_back(ids: Tensor, scores: Tensor) -> Tensor:
+        if ids.shape[1] == 6:
+            cache.crop(-2)
+        return scores
+
+    with pytest.raises(hl.HooklineError, match="tokens were taken back"), hl.edit(model, f"{LAYER}[:, @6]", pushed):
+        generate(model, past_key_values=cache, logits_processor=[take_back])
+
+
 def test_embeddings_are_a_prompt(model):
     embedded = model.transformer.wte(IDS).detach()
     with hl.edit(model, f"{LAYER}[:, @new]", pushed), hl.capture(model, LAYER, keep="all") as acts:

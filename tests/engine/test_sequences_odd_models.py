@@ -412,6 +412,14 @@ def test_a_cache_that_is_used_again_for_another_prompt_is_refused() -> None:
     assert tokens_of(Net(), told[0], {**told[1], "past": Cache()})[1] == (0, [[*range(6, 12)]] * 2)
 
 
+def test_steps_behind_a_padded_prompt_count_on_without_a_mask() -> None:
+    pasts = [(torch.zeros(2, 2, held, 4),) for held in (6, 7, 8)]
+    steps = [{"ids": IDS[:, :1], "past": past} for past in pasts]
+    assert [rows for _, rows in tokens_of(Net(), {"ids": IDS, "attention_mask": MASK}, *steps)[1:]] == [
+        [[4], [6]], [[5], [7]], [[6], [8]],
+    ]  # fmt: skip
+
+
 def test_what_is_unknown_of_one_sequence_does_not_matter_for_the_next() -> None:
     model = Net()
     with hl.edit(model, "layer[:, @0]", lambda value: value * 0):

@@ -81,7 +81,7 @@ class Padding:
     def _read_positions(self, noted: Noted) -> None:
         """Read position ids, where the mask has another shape."""
         positions, first = noted.positions, noted.first
-        if first and noted.width == 1:
+        if self.known and first and noted.width == 1:
             return  # A new token.
         known = self.real if self.real is not None else torch.ones(self.rows, 0, dtype=torch.bool)
         starts = (known.sum(1) + first - known.shape[1]).tolist()
