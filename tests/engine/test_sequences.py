@@ -77,6 +77,15 @@ def test_a_change_that_counts_from_the_end_of_a_prompt_in_pieces_is_refused(mode
             in_steps(model, IDS, [2, 2])
 
 
+def test_a_capture_that_counts_from_the_end_of_a_prompt_in_pieces_is_refused_unless_of_its_last_token(model):
+    with pytest.raises(hl.HooklineError, match="the prompt goes on after 2 tokens"):
+        with hl.capture(model, f"{LAYER}[:, @prompt[-2:]]"):
+            in_steps(model, IDS, [2, 2])
+    with hl.capture(model, f"{LAYER}[:, @prompt[-1]]", LAYER) as acts:
+        in_steps(model, IDS, [2, 2])
+    near(acts[f"{LAYER}[:, @prompt[-1]]"], acts[LAYER][:, -1])
+
+
 def test_several_tokens_after_single_ones_make_the_prompt_unknown(model):
     hooks = looking(model, "@prompt")
     with pytest.raises(hl.HooklineError, match="several tokens passed at once after single ones"), hooks:

@@ -222,6 +222,23 @@ def test_sequences_that_pass_in_turns_are_refused(llama: Any) -> None:
     assert found == [[*range(6)], [6]] * 2 + [[7, 8, 9], [10]] * 2
 
 
+def test_a_third_cache_does_not_hide_the_first(llama: Any) -> None:
+    with pytest.raises(hl.HooklineError, match="sequences pass in turns"):
+        with hl.edit(llama, "model.layers.0[:, @7]", torch.neg):
+            caches = [llama(IDS, past_key_values=transformers.DynamicCache()).past_key_values for _ in range(3)]
+            llama(IDS[:, :1], past_key_values=caches[0])
+
+
+def test_the_padding_of_one_row_is_that_of_all_rows_made_of_it() -> None:
+    class Heads(Net):
+        def forward(self, ids: Tensor, attention_mask: Any = None) -> Tensor:
+            return self.layer(self.embed(ids).expand(3, -1, -1))
+
+    with hl.edit(model := Heads(), "layer[:, @0]", lambda value: value * 0):
+        output = model(IDS[:1], attention_mask=MASK[:1])
+    assert (output == 0).all(-1).nonzero().tolist() == [[0, 2], [1, 2], [2, 2]]
+
+
 def test_a_mask_of_other_numbers_is_refused() -> None:
     with pytest.raises(hl.HooklineError, match="a mask that does not tell which tokens are padding"):
         with hl.edit(Net(), "layer[:, @0]", torch.neg) as _:
@@ -351,15 +368,15 @@ def test_a_mismatch_with_labels_that_only_look_like_tokens_tells_nothing() -> No
             super().__init__()
             self.layer = nn.Linear(4, 4)
 
-        def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+        def forward(self, labels: Tensor, x: Tensor) -> Tensor:
             return self.layer(x)
 
     model = Labelled()
     with hl.capture(model, "layer[:, @3]") as acts:
-        output = model(torch.randn(2, 8, 4), labels=torch.zeros(2, 1, dtype=torch.long))
+        output = model(torch.zeros(2, 1, dtype=torch.long), torch.randn(2, 8, 4))
     assert acts["layer[:, @3]"].equal(output[:, 3])
     with hl.capture(model, "layer", keep="all") as acts:
-        model(torch.randn(2, 8, 4), labels=torch.zeros(2, 1, dtype=torch.long))
+        model(torch.zeros(2, 1, dtype=torch.long), torch.randn(2, 8, 4))
     assert len(copy.deepcopy(acts)) == 1
 
 

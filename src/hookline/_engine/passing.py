@@ -95,11 +95,11 @@ class Passing:
         if known is None and not tokens.rows:
             return _of_equal_rows(tokens, self.first + skipped, size, self.prompt)
         indices = [[*range(self.first, self.first + self.width)]] * rows if known is None else known.indices
-        if len(indices) == 1:
-            indices = indices * rows
+        prompts = None if known is None else known.prompts
+        if len(indices) == 1:  # The rows of the value were made of one, as for heads.
+            indices, prompts = indices * rows, prompts and prompts * rows
         if len(indices) != rows:
             raise HooklineError(f"{rows} rows pass here, and the mask of the model has {len(indices)}")
-        prompts = None if known is None else known.prompts
         if prompts is None:
             prompts = [self.first + self.width if self.prompt is None else self.prompt] * rows
         return _of_each_row(tokens, [row[skipped:] for row in indices], prompts, self.first + skipped)
