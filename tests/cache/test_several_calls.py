@@ -229,7 +229,7 @@ def test_a_call_beyond_the_values_says_how_many_there_are() -> None:
     ):
         for length in (5, 4, 6, 5):
             model(tokens(length=length))
-    with pytest.raises(hl.EditError, match=r"'h.1': call 0 was of another shape, \(2, 5, 8\), than \(2, 6, 8\)"):
+    with pytest.raises(hl.EditError, match=r"'h.1': the value of call 0 has shape \(2, 5, 8\), and \(2, 6, 8\) p"):
         hl.run(model, tokens(length=6), patch=acts)
     assert hl.run(model, tokens(length=5), patch=acts).shape == (2, 5, 4)  # The values left over are not used.
 
@@ -386,6 +386,39 @@ def test_a_numbered_call_of_several_blocks_is_not_replayed() -> None:
     hooks.remove()
 
 
+def test_values_whose_count_began_again_are_not_replayed() -> None:
+    model = GPT()
+    hooks = hl.Hooks(model, active=False)
+    acts = hooks.capture("h.1#1:", "h.2[*]", "h.2", keep="all")
+    for length in (5, 4):
+        with hooks:
+            model(tokens(length=length)), model(tokens(length=length))
+    for where in acts:
+        with pytest.raises(hl.EditError, match="later block counted from 0 again: it is unknown"):
+            hl.patch(model, acts.select(where))
+    acts.clear()
+    with hooks:  # As the first one: nothing is left of the blocks before.
+        outputs = [model(tokens(length=length)) for length in (5, 4, 6)]
+    assert equal(replayed(model, acts.select("h.2")), outputs) == [True, True, True]
+    with hl.patch(model, acts.select("h.1#1:")), hl.capture(model, "h.1", keep="all") as again:
+        for length in (5, 4, 6):
+            model(tokens(length=length))
+    assert equal(again.calls("h.1")[1:], acts.calls("h.1#1:")) == [True, True]
+    hooks.remove()
+
+
+def test_calls_that_are_named_by_number_are_not_replayed_if_the_cache_was_cleared_in_between() -> None:
+    model = GPT()
+    with hl.capture(model, "h.1#1:", "h.2", keep="all") as acts:
+        for length in (5, 5, 5):
+            model(tokens(length=length))
+        acts.clear(), acts.clear()
+        outputs = [model(tokens(length=length)) for length in (5, 4, 6)]  # These are calls 3 to 5.
+    with pytest.raises(hl.EditError, match="'h.1#1:' has 3 calls in this cache, and others have no value"):
+        hl.patch(model, acts)
+    assert equal(replayed(model, acts.select("h.2")), outputs) == [True, True, True]
+
+
 def test_a_skip_and_a_sweep_take_one_call() -> None:
     model = nn.Sequential(cell := nn.Linear(2, 2), cell, cell)
     with hl.capture(model, "0", "0#0:input", keep="all") as acts:
@@ -396,6 +429,8 @@ def test_a_skip_and_a_sweep_take_one_call() -> None:
     )
     with pytest.raises(hl.EditError, match=several):
         hl.skip(model, "0", acts)
+    with pytest.raises(hl.EditError, match=several):
+        hl.run(model, torch.zeros(1, 2), skip=acts.select("0"))
     with pytest.raises(hl.EditError, match=several):
         hl.sweep(model, acts, lambda: pytest.fail("the model ran before it was refused"))
     assert hl.run(model, torch.zeros(1, 2), patch=dict(acts.select("0"))).equal(output)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hookline._sites.calls import Calls
 from hookline._sites.language import Site, SiteOnDemand
 from hookline._stats import Histogram, glimpse
 from hookline._torch import is_replayed_over, is_transformed, version_of
@@ -165,7 +166,7 @@ class Record:
     read_at = -1  # The number of forwards when it was last read.
     read_stamp: Any = -1  # The stamp of the value that was read then.
     reason = ""  # Why there is nothing to read.
-    has_gaps = False  # Whether calls passed here whose value was not kept, beside several that were.
+    has_gaps = False  # Whether it is unknown which calls the values belong to, as others were not kept.
     family: dict[Site, Record] | None = None  # For `[*]` and `/*`: a record for each site seen so far.
 
     def __init__(self, site: Site, keep: int | None = 1) -> None:
@@ -293,15 +294,25 @@ class Record:
         """Return every value kept, overwritten or not."""
         return [self.peek()] if self.keep == 1 else [_look(value) for _, value in self.calls]
 
+    def restart(self) -> None:
+        """Note that calls are counted from 0 again. Values of before stay, and their numbers come a second time."""
+        self.has_gaps = self.keep != 1 and self.value is not EMPTY
+        for record in (self.family or {}).values():
+            record.restart()
+
     def clear(self) -> None:
         """Forget every value."""
+        if not isinstance(self.site.call, Calls):
+            self.has_gaps = False
+        elif self.value is not EMPTY:  # The count goes on: the next value of `#1:` is not that of call 1.
+            self.has_gaps = self.seen != NEVER
         self.value = EMPTY
         self.version = self.stamp = -1
         if self.keep != 1:
             self.calls = []
         self.count = self.order = 0
         self.seen = NEVER
-        self.repeated = self.has_gaps = False
+        self.repeated = False
         self.family = None if self.family is None else {}
 
 

@@ -80,7 +80,8 @@ def why_not_by_call(record: Record, has_gaps: bool) -> str:
     if isinstance(site.call, int):
         return f"and '#{site.call}' is one call in each block"
     if has_gaps:
-        others = f"the latest of {record.count}" if record.count > kept else "and others have no value here"
+        others = "and others have no value here, or a later block counted from 0 again"
+        others = f"the latest of {record.count}" if record.count > kept else others
         return f"{others}: it is unknown which call each value belongs to (keep='all' keeps them all)"
     return ""
 

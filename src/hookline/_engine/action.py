@@ -197,8 +197,8 @@ class SetByCall:
         given = read_value(self.values[at], call.site)
         if self.check and isinstance(given, Tensor) and isinstance(value, Tensor) and given.shape != value.shape:
             raise EditError(
-                f"call {number} was of another shape, {tuple(given.shape)}, than {tuple(value.shape)}, which passes; a "
-                "run with a cache has other calls than one without"
+                f"the value of call {number} has shape {tuple(given.shape)}, and {tuple(value.shape)} passes; run the "
+                "same batch sizes and lengths as in the capture, and with a key-value cache if it had one there"
             )
         return Set(given, self.check, gathering=self.gathering)(value, call, is_whole)
 

@@ -337,6 +337,8 @@ class Lifecycle(ModelTap):
                 tap.rows_left = None
             if tap.problem or tap.ran is not None:
                 tap.problem, tap.hint, tap.misses, tap.ran = "", "", 0, None
+            if tap.record is not None and tap.record.keep != 1:
+                tap.record.restart()
             if tap.record is not None and tap.record.value is not EMPTY and not tap.is_gradient:
                 tap.record.explain(why.NOT_YET)
                 block.hides_values = True

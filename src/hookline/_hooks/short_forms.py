@@ -180,7 +180,7 @@ def run(
         hooks.edit(where, function)
     if skip is not None:
         for where, value in skip.items() if isinstance(skip, Mapping) else [(skip, NOTHING)]:
-            hooks.skip(where, value)
+            hooks.skip(where, skip if isinstance(skip, Cache) else value)
     if capture is not None:
         hooks.capture(capture, stop=stop)
     if not len(hooks):
