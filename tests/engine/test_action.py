@@ -289,6 +289,25 @@ def test_an_edit_may_ask_for_the_call_it_takes_part_in() -> None:
     assert torch.equal(second, model(x))
 
 
+@pytest.mark.parametrize("name", ["t5", "bart"])
+def test_a_call_in_an_encoder_knows_the_tokens_of_the_encoder(name: str) -> None:
+    models = pytest.importorskip("tests.support.generating_models", exc_type=ImportError)
+    model, (ids, mask) = models.generating(name), models.prompt("left", (4, 3))
+    encoder, decoder = (site.format(0) for site in models.ENCODER_DECODERS[name])
+    seen: dict[str, list[Any]] = {encoder: [], decoder: []}
+
+    def look(_: Tensor, call: Any) -> None:
+        seen[str(call.site)].append((call.step, None if call.tokens is None else call.tokens.tolist()))
+
+    with hl.edit(model, [encoder, decoder], look, with_call=True):
+        model(input_ids=ids, attention_mask=mask, decoder_input_ids=ids[:, :2])
+        model(input_ids=ids, decoder_input_ids=ids[:, :2])
+        model.generate(ids, attention_mask=mask, max_new_tokens=2, do_sample=False)  # It runs the encoder first.
+    assert seen[encoder] == [(0, [[0, 1, 2, 3], [-1, 0, 1, 2]]), (0, None), (0, None)]
+    assert seen[decoder][0] == (0, [[0, 1], [0, 1]])
+    assert seen[decoder][2:] == [(0, [[0], [0]]), (1, [[1], [1]])]
+
+
 def test_gradients_flow_through_an_edit() -> None:
     model, x = mlp(), torch.ones(2, 4)
     direction = torch.ones(8, requires_grad=True)

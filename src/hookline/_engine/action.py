@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from hookline._cache.record import read_value
+from hookline._engine.generate_call import is_in_encoder
 from hookline._engine.unsupported_tracing import refuse_tracers
 from hookline._open_blocks import call_user
 from hookline._sites.calls import Calls
@@ -48,13 +49,19 @@ class Call(NamedTuple):
 
     @property
     def step(self) -> int:
-        """Forwards of the model since its sequence began: 0 for the prompt."""
+        """Forwards of the model since its sequence began: 0 for the prompt, and for the encoder before it."""
+        if self.passing is None and is_in_encoder(self.model, self.module):
+            return 0
         return int(self._known().step)
 
     @property
     def tokens(self) -> Tensor | None:
         """The index of each token that passes, (batch, tokens), with -1 for padding; None if it is unknown."""
-        table = self._known().table()
+        if is_in_encoder(self.model, self.module):
+            passing = None if self.passing is None else self.passing.encoder
+        else:
+            passing = self._known()
+        table = None if passing is None else passing.table()
         return None if table is None else torch.tensor(table)
 
     @property
@@ -67,7 +74,10 @@ class Call(NamedTuple):
 
     def _known(self) -> Any:
         if self.passing is None:
-            raise HooklineError("which tokens pass is known only to a function that runs in a forward of the model")
+            raise HooklineError(
+                "call.step and call.tokens belong to a forward of the hooked model, and none was running; add the hooks "
+                "to the module that you call"
+            )
         return self.passing
 
 
