@@ -463,8 +463,27 @@ def test_the_tokens_of_a_generation_can_be_read_from_a_part_of_a_cache() -> None
     assert torch.equal(acts.to(torch.float64).tokens("transformer.h.1"), whole.double())
     gradients = acts.tokens("transformer.h.1:grad_output")
     assert torch.equal(gradients, acts.cat("transformer.h.1:grad_output"))
-    with pytest.raises(hl.HooklineError, match="read tokens from that cache, before it is saved or combined"):
-        (acts | {}).tokens("transformer.h.1")
+    values, slopes = acts.with_gradients()
+    for derived in (acts.select(), acts | {}, {} | acts, acts - acts.map(torch.zeros_like), 1 * acts, values):
+        assert torch.equal(derived.tokens("transformer.h.1"), whole)
+        assert derived.plot("transformer.h.1", "calls").axes[0].get_xlabel() == "step"
+    assert torch.equal(slopes.tokens("transformer.h.1"), gradients)
+    with hl.capture(model, "transformer.h.1", keep="all") as others:  # Two sequences, of as many tokens.
+        model(ids[:, :4]), model(ids[:, :1])
+    for lost in (copy.deepcopy(acts.select("transformer.h.1")), acts.select("transformer.h.1") - others):
+        with pytest.raises(hl.HooklineError, match="'transformer.h.1' with keep='all', and read tokens before the"):
+            lost.tokens("transformer.h.1")
+
+
+def test_calls_selected_with_gaps_know_their_own_steps() -> None:
+    model = nn.Sequential(nn.Embedding(9, 2))
+    with hl.capture(model, "0", keep="all") as acts:
+        for length in (2, 3, 4, 5):
+            model(torch.arange(length)[None])
+    late = acts.select("0[:, *]").select("0[:, 3]")
+    assert len(late.calls("0[:, 3]")) == 2
+    (line,) = late.plot(kind="calls").axes[0].lines
+    assert (late.plot(kind="calls").axes[0].get_xlabel(), list(line.get_xdata())) == ("step", [2, 3])
 
 
 def test_tokens_that_were_captured_by_name_are_selected_beside_the_whole_value() -> None:

@@ -21,6 +21,7 @@ from hookline._cache.several_calls import (
     cat_calls,
     passed_at,
     refuse_calls,
+    same_columns,
     shared_along,
     stack_calls,
     stack_sites,
@@ -106,6 +107,7 @@ class Cache(Tabular, Plottable, Mapping[str, Any]):
         self._asked: list[Record] = []
         self._index: dict[Site, Record] = {}
         self._session = Session()
+        self._passed: dict[Site, list[Any]] = {}  # In a cache made from others: see `_passed_at`.
         if values is None:
             return
         if isinstance(values, (str, os.PathLike)):
@@ -193,11 +195,12 @@ class Cache(Tabular, Plottable, Mapping[str, Any]):
                 raise NotCaptured(f"{text!r} matches nothing in this cache{did_you_mean(text, self)}")
             known = [one for one in chosen if tokens_in(one[1]) is None]  # The tokens were named when it was captured.
             for record, rest in known or chosen:
-                whole = self._has_gaps(record)
-                for index, (values, has_gaps) in _parts_of(record, rest).items():
+                stamps, passed, has_gaps = record.stamps(), self._passed_at(record), self._has_gaps(record)
+                for index, found in _parts_of(record, rest).items():
                     site = record.site._replace(index=record.site.index + index)
-                    result._keep(site, values, whole or has_gaps, () if has_gaps else record.stamps())
-        result._session.passed = self._session.passed
+                    has_gap = list(found) != [*range(len(found))]
+                    own, theirs = [stamps[number] for number in found], [passed[number] for number in found if passed]
+                    result._keep(site, list(found.values()), has_gaps or has_gap, own, theirs)
         return result
 
     def _texts(self, where: Iterable[Any]) -> Iterator[str]:
@@ -230,8 +233,7 @@ class Cache(Tabular, Plottable, Mapping[str, Any]):
         result = self._like()
         for record in self._fired():
             values = [function(value, record.site) for value in record.each()]
-            result._keep(record.site, values, self._has_gaps(record), record.stamps())
-        result._session.passed = self._session.passed
+            result._keep(record.site, values, self._has_gaps(record), record.stamps(), self._passed_at(record))
         return result
 
     def to(self, target: torch.device | torch.dtype | str | int) -> Cache:
@@ -299,16 +301,19 @@ class Cache(Tabular, Plottable, Mapping[str, Any]):
         record = self._find(key)
         if not self._is_readable(record):
             raise NotCaptured(self._why_empty(record))
-        passed = self._passed(record)
+        passed = self._passed_at(record)
         if record.keep == 1 < record.count or not passed:
+            site = record.site._replace(call=None)
             raise HooklineError(
-                f"'{record.site}' has no calls here that could be put together; capture it with keep='all', and read "
-                "tokens from that cache, before it is saved or combined with others"
+                f"'{record.site}' has no calls here that could be put together; capture '{site}' with keep='all', and "
+                "read tokens before the cache is saved or pickled"
             )
         return join_calls(list(record.each()), passed, record.site, dim, sequence)
 
-    def _passed(self, record: Record) -> list[Any]:
-        return passed_at(record.stamps(), list(self._session.passed or ()))
+    def _passed_at(self, record: Record) -> list[Any]:
+        """Return for each call of a site the tokens that passed in its forward, a `Passing` or None; [] if unknown."""
+        found = self._passed.get(record.site)
+        return passed_at(record.stamps(), list(self._session.passed or ())) if found is None else found
 
     def stats(self) -> Stats:
         """Return mean, std, min, max, norm and the shares of zeros, NaN and Inf of each site, as a table.
@@ -391,8 +396,9 @@ class Cache(Tabular, Plottable, Mapping[str, Any]):
             if not self._is_readable(gradient):
                 raise NotCaptured(self._why_empty(gradient))
             _check_paired(record, gradient)
-            found._keep(record.site, record.unread(), self._has_gaps(record))
-            theirs._keep(record.site, gradient.unread(), self._has_gaps(gradient))
+            passed = self._passed_at(record)
+            found._keep(record.site, record.unread(), self._has_gaps(record), (), passed)
+            theirs._keep(record.site, gradient.unread(), self._has_gaps(gradient), (), passed)
         if not len(found):
             raise NotCaptured(
                 "no value here has its gradient beside it; capture both, as in capture(model, 'h.*', 'h.*:grad_output')"
@@ -439,7 +445,7 @@ class Cache(Tabular, Plottable, Mapping[str, Any]):
         found = {record.site: (record, cache) for cache in caches for record in cache._fired()}
         result = self._like()
         for site, (record, cache) in found.items():
-            result._keep(site, record.unread(), cache._has_gaps(record))
+            result._keep(site, record.unread(), cache._has_gaps(record), (), cache._passed_at(record))
         return result
 
     @property
@@ -457,7 +463,7 @@ class Cache(Tabular, Plottable, Mapping[str, Any]):
         return result
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_model"}
+        return {name: value for name, value in self.__dict__.items() if name != "_model"} | {"_passed": {}}
 
     @property
     def _names(self) -> Names | None:
@@ -465,9 +471,18 @@ class Cache(Tabular, Plottable, Mapping[str, Any]):
         model = self._model()
         return None if model is None else Names(model)
 
-    def _keep(self, site: Site, values: list[Any], has_gaps: bool = False, stamps: Sequence[Any] = ()) -> None:
+    def _keep(
+        self,
+        site: Site,
+        values: list[Any],
+        has_gaps: bool = False,
+        stamps: Sequence[Any] = (),
+        passed: list[Any] | None = None,
+    ) -> None:
         if not values:
             return
+        if passed:
+            self._passed[site] = passed
         record = Record(site, 1 if len(values) == 1 else None)
         record.has_gaps = has_gaps
         for stamp, value in zip(stamps or range(len(values)), values, strict=False):
@@ -588,14 +603,15 @@ class Cache(Tabular, Plottable, Mapping[str, Any]):
             )
         result = self._like()
         for site in self:
-            ours = self.calls(site)
+            ours, passed = self.calls(site), self._passed_at(self._find(site))
             theirs = other.calls(site) if isinstance(other, Cache) else [other[site]]
             if len(ours) != len(theirs):
                 raise HooklineError(f"'{site}' has {len(ours)} calls in one cache and {len(theirs)} in the other")
             pairs = zip(ours, theirs, strict=True)
             has_gaps = any(cache._has_gaps(cache._find(site)) for cache in (self, other) if isinstance(cache, Cache))
             values = [combined(operation, one, other_one, site) for one, other_one in pairs]
-            result._keep(Site.parse(site), values, has_gaps)
+            others = other._passed_at(other._find(site)) if isinstance(other, Cache) else []
+            result._keep(Site.parse(site), values, has_gaps, (), passed if same_columns(passed, others) else [])
         return result
 
     def _computed_with(self, other: Any, operation: Operation) -> Cache:
@@ -659,20 +675,15 @@ def _means(asked: Any, had: Any) -> bool:
     return both and all(map(_means, asked, had))
 
 
-def _parts_of(record: Record, rest: tuple[Any, ...]) -> dict[str, tuple[list[Any], bool]]:
-    """Return the parts of a site's values that `rest` selects, by their subscripts as text.
-
-    Each has a value for each call, and says whether a call before one of these has no such part.
-    """
+def _parts_of(record: Record, rest: tuple[Any, ...]) -> dict[str, dict[int, Any]]:
+    """Return the parts of a site's values that `rest` selects: by their subscripts as text, then by call."""
     if not rest:
-        return {"": (record.unread(), False)}
-    parts: dict[str, tuple[list[Any], bool]] = {}
+        return {"": dict(enumerate(record.unread()))}
+    parts: dict[str, dict[int, Any]] = {}
     for number, value in enumerate(record.each()):
         for subscripts in expand(value, rest):  # Expanded for each call: a later one may be shorter.
-            text = write_subscripts(subscripts)
-            values, has_gaps = parts.get(text, ([], False))
-            parts[text] = values, has_gaps or len(values) < number
-            values.append(map_tensors(copy_tensor, get_part(value, subscripts)))
+            found = parts.setdefault(write_subscripts(subscripts), {})
+            found[number] = map_tensors(copy_tensor, get_part(value, subscripts))
     return parts
 
 
@@ -785,7 +796,7 @@ def sites_without_values(cache: Cache) -> list[Site]:
 def along_calls(cache: Cache, site: Site) -> tuple[str, Sequence[int]]:
     """Return what the calls kept of a site are, such as "step", and the number of each."""
     record = cache._find(site)
-    return cache._along or calls_along(record, cache._passed(record), cache._has_gaps(record))
+    return cache._along or calls_along(record, cache._passed_at(record), cache._has_gaps(record))
 
 
 def latest_value(cache: Cache, site: Site) -> tuple[Any, int]:

@@ -105,6 +105,12 @@ def passed_at(stamps: Iterable[Any], forwards: list[tuple[int, Any]]) -> list[An
     return [forwards[number][1] if number >= 0 else None for number in at] if forwards else []
 
 
+def same_columns(passed: Sequence[Any], others: Sequence[Any]) -> bool:
+    """Return True if the calls of two caches can be the same tokens, as far as is known."""
+    each = [[(one.step, one.first, one.width) for one in side if one is not None] for side in (passed, others)]
+    return each[0] == each[1] or not others
+
+
 def calls_along(record: Record, passed: Sequence[Any], has_gaps: bool) -> Along:
     """Return what the calls of a site are, "step" if they are one sequence of tokens, and the number of each."""
     steps = [one.step for one in passed if one is not None and one.width is not None]
