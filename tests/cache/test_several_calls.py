@@ -475,6 +475,12 @@ def test_the_tokens_of_a_generation_can_be_read_from_a_part_of_a_cache() -> None
             lost.tokens("transformer.h.1")
 
 
+def test_calls_are_joined_of_the_site_that_is_named_not_of_others_with_numbers() -> None:
+    _, _, acts = run_thrice("h.1", "h.1#1:")
+    assert acts.cat("h.1").equal(torch.cat(acts.calls("h.1"), 1))
+    assert acts.cat(hl.Site("h.1")).shape == (2, 15, 8)
+
+
 def test_calls_selected_with_gaps_know_their_own_steps() -> None:
     model = nn.Sequential(nn.Embedding(9, 2))
     with hl.capture(model, "0", keep="all") as acts:

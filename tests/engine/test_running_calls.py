@@ -136,7 +136,7 @@ def test_the_tokens_that_pass_are_known_in_the_call_around():
 def test_a_call_outside_of_a_forward_knows_no_step():
     call = Call(hl.Site("a"), nn.Identity(), (), {}, 0, {})
     for name in ("step", "tokens"):
-        with pytest.raises(hl.HooklineError, match="none was running; add the hooks to the module"):
+        with pytest.raises(hl.HooklineError, match="none was running; add the hooks"):
             getattr(call, name)
 
 

@@ -102,6 +102,41 @@ def test_the_calls_of_one_generation_are_drawn_as_its_steps():
     assert acts.plot("transformer.h.1[..., 3]", "calls").axes[0].get_xlabel() == "call"  # Of two generations.
 
 
+def test_calls_that_a_site_names_are_drawn_at_their_numbers():
+    model = nn.Sequential(cell := nn.Linear(2, 2), *[cell] * 8)
+    with hl.capture(model, "0#1:9:2", "0#{0,2}", "0#:4", "0#:", keep="all") as acts:
+        model(torch.ones(1, 2))
+    drawn = {site: acts.plot(site, "calls").axes[0] for site in acts}
+    assert {axes.get_xlabel() for axes in drawn.values()} == {"call"}
+    numbers = {site: [int(number) for number in axes.lines[0].get_xdata()] for site, axes in drawn.items()}
+    assert numbers == {"0#1:9:2": [1, 3, 5, 7], "0#{0,2}": [0, 2], "0#:4": [0, 1, 2, 3], "0#:": [*range(9)]}
+    assert acts.plot(["0#:", "0#:4"], "calls").axes[0].get_xlabel() == "call"
+    together = acts.plot(["0#1:9:2", "0#{0,2}"], "calls").axes[0]
+    assert (together.get_xlabel(), [*together.lines[0].get_xdata()]) == ("kept call", [0, 1, 2, 3])
+    with hl.capture(model, "0#*") as each:
+        model(torch.ones(1, 2))
+    assert each.plot(kind="depth").axes[0].get_xlabel() == "call 0#*"
+    with pytest.raises(HooklineError, match="'0#0' has one call here; capture '0' with keep='all'"):
+        each.plot(kind="calls")
+
+
+def test_calls_of_a_function_are_drawn_in_order_since_each_call_of_its_module_counts_from_0():
+    model = nn.Softmax(-1)
+    with hl.capture(model, "/softmax#:1", "/softmax#0::2", keep="all") as acts:
+        for _ in range(3):
+            model(torch.randn(2, 3))
+    assert [[*acts.plot(site, "calls").axes[0].lines[0].get_xdata()] for site in acts] == [[0, 1, 2]] * 2
+
+
+def test_a_site_with_one_call_stands_at_the_first_step_of_the_others():
+    model = nn.Sequential(nn.Embedding(9, 2), nn.Identity())
+    with hl.capture(model, "0", "1#0", keep="all") as acts:
+        for length in (3, 4, 5):
+            model(torch.arange(length)[None])
+    axes = acts.plot(kind="calls").axes[0]
+    assert (axes.get_xlabel(), [[*line.get_xdata()] for line in axes.lines]) == ("step", [[0, 1, 2], [0]])
+
+
 def test_calls_are_drawn_only_where_there_are_several():
     acts = captured()
     with pytest.raises(HooklineError, match=r"'h.0' has one call here; capture it with keep='all'; what fits is"):

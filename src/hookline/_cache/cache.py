@@ -281,10 +281,10 @@ class Cache(Tabular, Plottable, Mapping[str, Any]):
         record = next((one for one in self._all() if str(one.site) == str(site)), None)
         if record is not None and not self._is_readable(record):
             raise NotCaptured(self._why_empty(record))
-        chosen = self.select(site)
-        if len(chosen) > 1:
+        chosen = self if record is not None else self.select(site)
+        name = str(site) if record is not None else next(iter(chosen))
+        if record is None and len(chosen) > 1:
             raise SiteError(f"cat joins the calls of one site, and {str(site)!r} is {', '.join(map(repr, chosen))}")
-        (name,) = chosen
         return cat_calls(name, chosen._every_call(name), dim)
 
     def tokens(self, key: Key, dim: int = 1, sequence: int = -1) -> Tensor:
@@ -344,8 +344,8 @@ class Cache(Tabular, Plottable, Mapping[str, Any]):
         values = {
             str(one.site): [statistic_of(str(one.site), each, statistic) for each in one.each()] for one in records
         }
-        along = [along_calls(chosen, one.site) for one in records]
-        return Curves(values, *shared_along(along, max(map(len, values.values()))))
+        several = [along_calls(chosen, one.site) for one in records if len(one.stamps()) > 1]
+        return Curves(values, *shared_along(several))  # An encoder runs once: its value stands at step 0.
 
     def clear(self) -> None:
         """Forget every value. The hooks that fill this cache stay active."""

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from hookline._cache.record import Record
+from hookline._sites.calls import Calls
 from hookline._sites.language import write_subscripts
 from hookline._tables import count
 from hookline._values.nested import describe, leaf_places
@@ -116,14 +117,21 @@ def calls_along(record: Record, passed: Sequence[Any], has_gaps: bool) -> Along:
     steps = [one.step for one in passed if one is not None and one.width is not None]
     if len(steps) == len(passed) > 0 and all(map(operator.lt, steps, steps[1:])):
         return "step", steps
-    return "kept call" if has_gaps else "call", range(len(record.stamps()))
+    site, kept = record.site, len(record.stamps())
+    if has_gaps:
+        return "kept call", range(kept)
+    if isinstance(site.call, Calls) and not site.function:  # A function is counted in each call of its module.
+        return "call", site.call.numbers[:kept]
+    return "call", range(kept)
 
 
-def shared_along(each: Sequence[Along], longest: int) -> Along:
-    """Return what the calls of all sites are."""
-    if all(one == each[0] for one in each):
-        return each[0]
-    return "kept call" if "kept call" in dict(each) else "call", range(longest)
+def shared_along(each: Sequence[Along]) -> Along:
+    """Return what the calls of all sites are, and their numbers."""
+    along, numbers = max(each, key=lambda one: len(one[1]))
+    if all(one == along and [*own] == [*numbers[: len(own)]] for one, own in each):
+        return along, numbers
+    are_numbered = all(one != "kept call" and [*own] == [*range(len(own))] for one, own in each)
+    return "call" if are_numbered else "kept call", range(len(numbers))
 
 
 def _each(values: Mapping[str, Sequence[Any]]) -> Iterator[tuple[str, int, Any]]:

@@ -75,8 +75,8 @@ class Call(NamedTuple):
     def _known(self) -> Any:
         if self.passing is None:
             raise HooklineError(
-                "call.step and call.tokens belong to a forward of the hooked model, and none was running; add the hooks "
-                "to the module that you call"
+                "call.step and call.tokens belong to a forward of the hooked model, and none was running; add the "
+                "hooks to the module that you call"
             )
         return self.passing
 

@@ -225,7 +225,7 @@ def _over_calls(cache: Cache, site: Site, entry: SiteValue) -> SiteValue:
         calls = cache.calls(site)
         place = entry.site.subscripts[len(site.subscripts) :]
         parts = [get_part(value, place) for value in calls]
-    except (HooklineError, SiteError):  # A value was overwritten, or a part is not in every call.
+    except HooklineError:  # A value was overwritten, or a part is not in every call.
         return entry
     if len(parts) < 2 or entry.source is None or not all(isinstance(part, Tensor) for part in parts):
         return entry

@@ -20,6 +20,7 @@ from hookline._plot.plot_data import (
     kind_of,
     measure,
     refuse_statistic,
+    site_of,
     statistic_name,
     tensor_to_draw,
 )
@@ -347,7 +348,9 @@ def _why_not(kind: str, many: Mapping[str, NamedTensor]) -> str:
     if len(many) > 1 and not needed.many:
         return f"it shows one value, and there are {len(many)}; choose one, as in {first!r}"
     if kind == "calls":
-        return f"{first!r} has one call here; capture it with keep='all'"
+        site = site_of(first)
+        whole = first if site is None else str(site._replace(call=None))
+        return f"{first!r} has one call here; capture {'it' if whole == first else repr(whole)} with keep='all'"
     if kind == "flow" and not any(map(is_gradient, many)):
         return f"there are no gradients; capture them too, as in {first + ':grad_output'!r}"
     if kind in ("depth", "layers") and is_grid(many):

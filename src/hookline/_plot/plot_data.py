@@ -345,7 +345,8 @@ def depth_of(names: Sequence[str]) -> Depth:
         layer = {name: parts[0] for family in found for name, parts in family.members.items()}
         order = list(dict.fromkeys(layer[name] for name in names))
         title = found[0].template if len(found) == 1 else f"{stems.pop()}*"
-        return Depth({name: order.index(layer[name]) for name in names}, order, f"layer {title}")
+        kind = "call" if "#*" in title else "layer"
+        return Depth({name: order.index(layer[name]) for name in names}, order, f"{kind} {title}")
     return Depth.one_by_one(names)
 
 
@@ -373,7 +374,7 @@ def along_depth(names: Iterable[str]) -> dict[str, str]:
     >>> along_depth(["h.1:grad_output", "h.0:grad_output"])
     {'h.0:grad_output': 'h.0', 'h.1:grad_output': 'h.1'}
     """
-    sites = {name: _site(name) for name in names}
+    sites = {name: site_of(name) for name in names}
     values = {name: name for name, site in sites.items() if site is None or not site.is_gradient}
     gradients = {name: _value_of(site) for name, site in sites.items() if site is not None and site.is_gradient}
     known = {name: place for place, name in enumerate(values)}
@@ -384,11 +385,11 @@ def along_depth(names: Iterable[str]) -> dict[str, str]:
 
 def is_gradient(name: str) -> bool:
     """Return True if a name is the site of a gradient."""
-    site = _site(name)
+    site = site_of(name)
     return site is not None and site.is_gradient
 
 
-def _site(name: str) -> Site | None:
+def site_of(name: str) -> Site | None:
     try:
         return Site.parse(name)
     except SiteError:  # A mapping may have names that are not sites.
