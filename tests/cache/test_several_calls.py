@@ -475,6 +475,26 @@ def test_the_tokens_of_a_generation_can_be_read_from_a_part_of_a_cache() -> None
             lost.tokens("transformer.h.1")
 
 
+def test_a_call_that_is_named_afterwards_is_in_the_list_of_calls() -> None:
+    model, _, acts = run_thrice("h.1")
+    for read in (acts.__getitem__, acts.select, acts.cat):
+        for text in ("h.1#1", "h.1#1:", "h.1#*"):
+            with pytest.raises(hl.NotCaptured, match=r"; the calls kept of 'h.1' are in the list cache.calls\('h.1'\)"):
+                read(text)
+    with pytest.raises(hl.NotCaptured, match="'h.2#1' was not captured; did you mean 'h.1'"):
+        acts["h.2#1"]
+    with hl.capture(model, "h.1#*") as each:
+        model(tokens())
+    with pytest.raises(hl.NotCaptured, match=r"'h.1#\*' is one site for each call: read 'h.1#0' and so on"):
+        each["h.1#*"]
+
+
+def test_a_cache_in_place_of_a_value_is_refused_where_it_is_given() -> None:
+    model, _, acts = run_thrice("h.1")
+    with pytest.raises(hl.EditError, match=r"'h.1' is given a Cache in place of a value; give the cache itself"):
+        hl.patch(model, {"h.1": acts})
+
+
 def test_calls_are_joined_of_the_site_that_is_named_not_of_others_with_numbers() -> None:
     _, _, acts = run_thrice("h.1", "h.1#1:")
     assert acts.cat("h.1").equal(torch.cat(acts.calls("h.1"), 1))

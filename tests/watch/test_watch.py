@@ -163,6 +163,12 @@ def test_places_may_be_anything_that_names_one():
     assert list(raised.value.inputs) == ['root/sqrt:inputs["0"]']
 
 
+@pytest.mark.parametrize("where", ["0#-1", "/linear#-1", "#-1/linear"])
+def test_the_latest_call_can_not_be_watched(where):
+    with pytest.raises(hl.SiteError, match=f"'{where}': a watch looks at each call as it comes"):
+        hl.watch(nn.Sequential(nn.Linear(2, 2)), where)
+
+
 def test_an_explicit_gradient_is_looked_at():
     class Root(nn.Module):
         def forward(self, x):

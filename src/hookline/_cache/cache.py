@@ -192,7 +192,7 @@ class Cache(Tabular, Plottable, Mapping[str, Any]):
                 tied = pattern._replace(index="").at(pattern.path)  # It may be another name of a tied module.
                 chosen = [(self._find(tied), parse_subscripts(pattern.index))] if str(tied) in self else []
             if not chosen:
-                raise NotCaptured(f"{text!r} matches nothing in this cache{did_you_mean(text, self)}")
+                raise NotCaptured(f"{text!r} matches nothing in this cache{self._near(text, self)}")
             known = [one for one in chosen if tokens_in(one[1]) is None]  # The tokens were named when it was captured.
             for record, rest in known or chosen:
                 stamps, passed, has_gaps = record.stamps(), self._passed_at(record), self._has_gaps(record)
@@ -579,12 +579,19 @@ class Cache(Tabular, Plottable, Mapping[str, Any]):
             if record.family == {} and site.path == path:
                 return why.why_unmet(name, site, record.reason)
             if record.family is not None and str(site) == str(key):
-                first = next(iter(record.family.values())).site
-                return f"{name} is one site for each index: read '{first}' and so on, or select('{site}')"
+                first, each = next(iter(record.family.values())).site, "call" if "#*" in str(site) else "index"
+                return f"{name} is one site for each {each}: read '{first}' and so on, or select('{site}')"
         if isinstance(key, str) and any(_rest(parse(key), record.site) is not None for record in self._fired()):
             return f"{name} is not one site that was captured; select({key!r}) takes patterns, and parts of values"
-        near = "" if isinstance(key, nn.Module) else did_you_mean(str(key), map(str, self._records))
-        return f"{name} was not captured{near}"
+        return f"{name} was not captured{'' if isinstance(key, nn.Module) else self._near(str(key), self._records)}"
+
+    def _near(self, text: str, known: Iterable[Any]) -> str:
+        """Return what a text may have meant that names nothing in this cache; "" if that is unknown."""
+        pattern = parse(text)
+        whole = None if pattern.path is None else pattern._replace(call=None).at(pattern.path)
+        if pattern.call is not None and whole in self._records:
+            return f"; the calls kept of '{whole}' are in the list cache.calls('{whole}')"
+        return did_you_mean(text, map(str, known))
 
     def _why_empty(self, record: Record) -> str:
         lifecycle = self._session.lifecycle()

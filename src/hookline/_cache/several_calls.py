@@ -46,8 +46,9 @@ def stack_calls(values: Mapping[str, Sequence[Any]]) -> Tensor:
         kinds.setdefault(describe(value), f"'{site}' is {describe(value)} in call {number}")
     if len(kinds) > 1 or not all(isinstance(value, Tensor) for *_, value in _each(values)):
         part = _part_to_select((site, value) for site, _, value in _each(values))
-        hint = part or "; cat(site, dim=1) joins calls of different lengths"
-        raise EditError(f"only calls of one shape and dtype stack: {_listed(kinds)}{hint}")
+        are_even = all(len({describe(value) for value in calls}) == 1 for calls in values.values())
+        hint = "; select(...) sites of one shape" if are_even else "; cat(site, dim=1) joins calls of different lengths"
+        raise EditError(f"only calls of one shape and dtype stack: {_listed(kinds)}{part or hint}")
     return _joined(torch.stack, [_joined(torch.stack, list(calls)) for calls in values.values()])
 
 

@@ -312,6 +312,11 @@ class Hooks(Tabular):
                 made.append(SetByCall(by_call[where], check, gathering))
             else:
                 one = values[where]
+                if isinstance(one, Cache):
+                    raise EditError(
+                        f"{where!r} is given a Cache in place of a value; give the cache itself, as in "
+                        "patch(model, cache.select(...)), or one of its values, as in {'h.0': cache['h.0']}"
+                    )
                 made.append(Set(one, check, number_tensor(one, model), gathering))
         if len(made) == 1 and isinstance(made[0], Set):
             return self._add(self._change(where, made[0], name), values)
