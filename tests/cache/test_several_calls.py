@@ -219,6 +219,14 @@ def test_a_nested_value_is_replayed_in_the_structure_that_passes() -> None:
         again = [model(torch.randn(2, 4)) for _ in range(2)]
     logits = [value["logits"] for value in acts.calls("")]
     assert equal([value["logits"] for value in again], logits) == [True, True]
+    for where in ("", ":inputs"):
+        with hl.capture(model, where, keep="all") as acts:
+            model(torch.ones(1, 4)), model(torch.ones(1, 4))
+        shapes = r"the value of call 0 has shape \(1, .\), and \(3, .\) passes; run the same batch sizes"
+        with hl.patch(model, acts), pytest.raises(hl.EditError, match=shapes):
+            model(torch.ones(3, 4))
+        with hl.patch(model, acts, check=False):
+            model(torch.ones(3, 4))
 
 
 def test_a_call_beyond_the_values_says_how_many_there_are() -> None:

@@ -24,7 +24,7 @@ from hookline._sites.calls import Calls
 from hookline._sites.language import Site
 from hookline._values.copy_or_share import Loan, copy_all, is_private, share
 from hookline._values.fit import as_returned, check_same_structure, fit, returns_another_structure
-from hookline._values.nested import Arguments, children, describe, map_tensors
+from hookline._values.nested import Arguments, children, describe, leaves, map_tensors
 from hookline.errors import EditError, HooklineError
 from hookline.parallel.gather import Gathering, replicate, whole
 from hookline.parallel.ranks import is_cut
@@ -205,11 +205,12 @@ class SetByCall:
                 "began or the hooks were added; open a block for each run, or choose one value for every call"
             )
         given = read_value(self.values[at], call.site)
-        if self.check and isinstance(given, Tensor) and isinstance(value, Tensor) and given.shape != value.shape:
-            raise EditError(
-                f"the value of call {number} has shape {tuple(given.shape)}, and {tuple(value.shape)} passes; run the "
-                "same batch sizes and lengths as in the capture, and with a key-value cache if it had one there"
-            )
+        for own, passing in zip(leaves(given), leaves(value), strict=False) if self.check else ():
+            if own.shape != passing.shape:  # No broadcasting: one token would go into all of a longer call.
+                raise EditError(
+                    f"the value of call {number} has shape {tuple(own.shape)}, and {tuple(passing.shape)} passes; run "
+                    "the same batch sizes and lengths as in the capture, and with a key-value cache if it had one there"
+                )
         return Set(given, self.check, gathering=self.gathering)(value, call, is_whole)
 
     def __repr__(self) -> str:

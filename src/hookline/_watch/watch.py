@@ -184,8 +184,8 @@ def places_of(model: nn.Module, where: tuple[Where, ...], ignore: Where | None) 
     latest = next((place.site for place in kept if "-1" in (str(place.site.call), str(place.site.within))), None)
     if latest is not None:
         raise SiteError(
-            f"'{latest}': a watch looks at each call as it comes, and which is the latest is known only afterwards; name "
-            "it by its number, as in '#2', or all from one on, as in '#1:'"
+            f"'{latest}': a watch looks at each call as it comes, and which is the latest is known only afterwards; "
+            "name it by its number, as in '#2', or all from one on, as in '#1:'"
         )
     return kept
 
