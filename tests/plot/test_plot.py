@@ -231,6 +231,17 @@ def test_of_several_tensors_the_first_is_drawn_and_a_subscript_chooses_another()
     assert "tensors" not in text_of(acts.plot("[1][0]"))
 
 
+def test_a_picture_of_a_part_of_a_cache_says_how_many_calls_there_were():
+    model = GPT()
+    with hl.capture(model, "h.*") as latest, hl.capture(model, "h.*", keep=2) as two:
+        for _ in range(3):
+            model(tokens())
+    for acts in (latest, two):
+        for derived in (acts, acts * 2, acts.select("h.*[:, 0]"), acts - acts, acts | {}):
+            for where in (None, [*derived]):
+                assert "the latest of 3 calls" in text_of(derived.plot(where, "histogram"))
+
+
 def test_of_several_calls_the_latest_is_drawn_and_call_chooses_another():
     model = nn.Linear(2, 2)
     with hl.capture(model, "", keep="all") as acts:

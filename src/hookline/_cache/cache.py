@@ -195,12 +195,9 @@ class Cache(Tabular, Plottable, Mapping[str, Any]):
                 raise NotCaptured(f"{text!r} matches nothing in this cache{self._near(text, self)}")
             known = [one for one in chosen if tokens_in(one[1]) is None]  # The tokens were named when it was captured.
             for record, rest in known or chosen:
-                stamps, passed, has_gaps = record.stamps(), self._passed_at(record), self._has_gaps(record)
                 for index, found in _parts_of(record, rest).items():
                     site = record.site._replace(index=record.site.index + index)
-                    has_gap = list(found) != [*range(len(found))]
-                    own, theirs = [stamps[number] for number in found], [passed[number] for number in found if passed]
-                    result._keep(site, list(found.values()), has_gaps or has_gap, own, theirs)
+                    result._keep_of(self, record, site, found)
         return result
 
     def _texts(self, where: Iterable[Any]) -> Iterator[str]:
@@ -232,8 +229,8 @@ class Cache(Tabular, Plottable, Mapping[str, Any]):
     def _map(self, function: Callable[[Any, Site], Any]) -> Cache:
         result = self._like()
         for record in self._fired():
-            values = [function(value, record.site) for value in record.each()]
-            result._keep(record.site, values, self._has_gaps(record), record.stamps(), self._passed_at(record))
+            values = (function(value, record.site) for value in record.each())
+            result._keep_of(self, record, record.site, dict(enumerate(values)))
         return result
 
     def to(self, target: torch.device | torch.dtype | str | int) -> Cache:
@@ -370,7 +367,8 @@ class Cache(Tabular, Plottable, Mapping[str, Any]):
         entries, gaps = read_cache(path)
         for text, values in entries.items():
             try:
-                cache._keep(Site.parse(text), values, text in gaps)
+                if values:
+                    cache._keep(Site.parse(text), values, text in gaps)
             except SiteError as error:
                 raise StoreError(f"{name} is damaged: it has a site that can't be read ({first_line(error)})") from None
         if len(cache._asked) != len(cache._records):
@@ -396,9 +394,8 @@ class Cache(Tabular, Plottable, Mapping[str, Any]):
             if not self._is_readable(gradient):
                 raise NotCaptured(self._why_empty(gradient))
             _check_paired(record, gradient)
-            passed = self._passed_at(record)
-            found._keep(record.site, record.unread(), self._has_gaps(record), (), passed)
-            theirs._keep(record.site, gradient.unread(), self._has_gaps(gradient), (), passed)
+            found._keep_of(self, record, record.site, dict(enumerate(record.unread())))
+            theirs._keep_of(self, gradient, record.site, dict(enumerate(gradient.unread())))
         if not len(found):
             raise NotCaptured(
                 "no value here has its gradient beside it; capture both, as in capture(model, 'h.*', 'h.*:grad_output')"
@@ -445,7 +442,7 @@ class Cache(Tabular, Plottable, Mapping[str, Any]):
         found = {record.site: (record, cache) for cache in caches for record in cache._fired()}
         result = self._like()
         for site, (record, cache) in found.items():
-            result._keep(site, record.unread(), cache._has_gaps(record), (), cache._passed_at(record))
+            result._keep_of(cache, record, site, dict(enumerate(record.unread())), stamped=False)
         return result
 
     @property
@@ -471,23 +468,29 @@ class Cache(Tabular, Plottable, Mapping[str, Any]):
         model = self._model()
         return None if model is None else Names(model)
 
-    def _keep(
-        self,
-        site: Site,
-        values: list[Any],
-        has_gaps: bool = False,
-        stamps: Sequence[Any] = (),
-        passed: list[Any] | None = None,
-    ) -> None:
-        if not values:
-            return
-        if passed:
-            self._passed[site] = passed
+    def _keep(self, site: Site, values: list[Any], has_gaps: bool = False, stamps: Sequence[Any] = ()) -> Record:
         record = Record(site, 1 if len(values) == 1 else None)
         record.has_gaps = has_gaps
-        for stamp, value in zip(stamps or range(len(values)), values, strict=False):
+        for stamp, value in zip(stamps or range(len(values)), values, strict=True):
             record.put(value, stamp, 0)
         self._asked.append(record)
+        return record
+
+    def _keep_of(
+        self, source: Cache, record: Record, site: Site, values: Mapping[int, Any], stamped: bool = True
+    ) -> None:
+        """Keep values that were made of the calls of a record in another cache, and what is known of these calls.
+
+        Args:
+            values: By the number of the call, among those kept.
+            stamped: Whether the calls keep the times at which they began: all records of a cache follow one clock.
+        """
+        stamps, passed = record.stamps(), source._passed_at(record)
+        has_gaps = source._has_gaps(record) or [*values] != [*range(len(values))]
+        made = self._keep(site, [*values.values()], has_gaps, [stamps[number] for number in values] if stamped else ())
+        made.count += record.count - len(stamps)
+        if passed:
+            self._passed[site] = [passed[number] for number in values]
 
     def _all(self) -> Iterator[Record]:
         for record in self._records.values():
@@ -610,15 +613,18 @@ class Cache(Tabular, Plottable, Mapping[str, Any]):
             )
         result = self._like()
         for site in self:
-            ours, passed = self.calls(site), self._passed_at(self._find(site))
+            record, ours = self._find(site), self.calls(site)
             theirs = other.calls(site) if isinstance(other, Cache) else [other[site]]
             if len(ours) != len(theirs):
                 raise HooklineError(f"'{site}' has {len(ours)} calls in one cache and {len(theirs)} in the other")
             pairs = zip(ours, theirs, strict=True)
-            has_gaps = any(cache._has_gaps(cache._find(site)) for cache in (self, other) if isinstance(cache, Cache))
-            values = [combined(operation, one, other_one, site) for one, other_one in pairs]
-            others = other._passed_at(other._find(site)) if isinstance(other, Cache) else []
-            result._keep(Site.parse(site), values, has_gaps, (), passed if same_columns(passed, others) else [])
+            values = (combined(operation, one, other_one, site) for one, other_one in pairs)
+            result._keep_of(self, record, record.site, dict(enumerate(values)))
+            if isinstance(other, Cache):
+                made, others = result._asked[-1], other._find(site)
+                made.has_gaps = made.has_gaps or other._has_gaps(others)
+                if not same_columns(self._passed_at(record), other._passed_at(others)):
+                    result._passed.pop(record.site, None)
         return result
 
     def _computed_with(self, other: Any, operation: Operation) -> Cache:
@@ -788,7 +794,8 @@ def cache_of_calls(values: Mapping[Site, list[Any]], along: str, numbers: Sequen
     cache = Cache()
     cache._along = along, numbers
     for site, calls in values.items():
-        cache._keep(site, calls)
+        if calls:
+            cache._keep(site, calls)
     return cache
 
 
