@@ -338,8 +338,8 @@ class Hooks(Tabular):
         """Replace each value that passes with `function(value)`. If that is None, the value stays as it is.
 
         Args:
-            with_call: Call `function(value, call)`. `call` has site, module, args, kwargs, number and notes, a dict
-                that all hooks on this call share, including those on its gradients.
+            with_call: Call `function(value, call)`. `call` has site, model, module, args, kwargs, number, step, tokens,
+                parent, and notes, a dict that all hooks on this call share, including those on its gradients.
             check: Raise if the result differs from the value in structure, shape, dtype or device.
             clone: False passes the model's own tensors to the function, so the model sees its in-place changes.
             gather: Gather values that are sharded over ranks, and shard the result again. False passes this rank's
