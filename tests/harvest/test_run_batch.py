@@ -99,6 +99,28 @@ def test_a_module_that_is_called_twice_is_no_row_twice(to):
         assert torch.allclose(store["one"][:], torch.cat([once, model.one(once)], 1))
 
 
+@pytest.mark.parametrize("kind", ["tensor", "tuple"])
+def test_calls_that_do_not_join_are_refused_as_such_and_not_as_a_failure_of_the_model(to, kind):
+    class Gives(nn.Module):
+        def forward(self, x):
+            return x if kind == "tensor" else (x, x)
+
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one = Gives()
+
+        def forward(self, x):
+            self.one(x), self.one(x[..., :2])
+
+    problem = {
+        "tensor": r"but dimension 1 join: 'one' is float32 \(8, 1, 4\) in call 0, float32 \(8, 1, 2\) in call 1",
+        "tuple": r"'one' is tuple of 2 in call 0, and only tensors join; name the part, as in 'one\[0\]'",
+    }
+    with pytest.raises(hl.HooklineError, match=problem[kind]):
+        hl.harvest(Twice().eval(), X[:, None], "one", to=to, batch_size=8, calls="sequence")
+
+
 def test_a_call_may_give_the_batch_in_its_own_way(to):
     model, labels = net(), torch.arange(50)
     store = hl.harvest(model, TensorDataset(X, labels), "1", to=to, batch_size=8, columns={"label": lambda one: one[1]},

@@ -58,7 +58,7 @@ def test_several_calls_that_a_site_names_are_joined_or_refused(tmp_path):
     with torch.no_grad():
         first, second = model.cell(data), model.cell(model.cell(data))
         third = model.cell(second)
-    with pytest.raises(hl.HooklineError, match=r"'cell#1:' was called 2 times for one batch; name one, as in 'cell#0'"):
+    with pytest.raises(hl.HooklineError, match=r"'cell#1:' was called 2 times for one batch; name one, as in 'cell#1'"):
         hl.harvest(model, data, "cell#1:", to=tmp_path / "a", batch_size=3)
     with pytest.raises(hl.SiteError, match="'cell#-1': a harvest keeps every call"):
         hl.harvest(model, data, "cell#-1", to=tmp_path / "a", batch_size=3)

@@ -177,20 +177,18 @@ class BatchRunner:
             return cache.tokens(name)
         if along is None:
             is_state = isinstance(calls[0], Tensor) and calls[0].dim() == 2
-            one = self._site(name)._replace(call=0)
+            site = self._site(name)
+            one = site._replace(call=getattr(site.call, "numbers", [0])[0])
             positions = f"'{name}[:, None]' with calls=\"sequence\"" if is_state else 'calls="sequence"'
             raise HooklineError(
                 f"{name!r} was called {len(calls)} times for one batch; name one, as in '{one}', or join them: "
                 f'{positions} if each call is a position, calls="batch" if each is a part of the batch'
             )
-        if not all(isinstance(one, Tensor) for one in calls):
-            raise HooklineError(
-                f"the calls of {name!r} are not tensors, so they can't be joined; name a part, '{name}[0]'"
-            )
-        if along == 1 and any(one.dim() < 3 and one.is_floating_point() for one in calls):
+        tensors = [one for one in calls if isinstance(one, Tensor)]
+        if along == 1 and any(one.dim() < 3 and one.is_floating_point() for one in tensors):
             raise HooklineError(f"the calls of {name!r} have shape {tuple(calls[0].shape)}, without a sequence to join "
                                 "them along; name one, or capture where there is one")  # fmt: skip
-        return torch.cat(calls, along)
+        return cache.cat(name, along)
 
     def _refuse_padding(self, name: str, batch: Any, value: Any, output: Any) -> None:
         """Refuse a position that is padding in some samples. With a user's `call`, positions may mean anything."""
