@@ -19,6 +19,8 @@ from hookline._cache.record import EMPTY, Record, read_value, spread
 from hookline._cache.several_calls import (
     calls_along,
     cat_calls,
+    check_paired,
+    parts_of,
     passed_at,
     refuse_calls,
     same_columns,
@@ -35,17 +37,15 @@ from hookline._plot.plot import Curves, Plottable, PlotValues, note_of, one_call
 from hookline._plot.plot_data import is_drawable
 from hookline._sites import members
 from hookline._sites.calls import Calls, Wanted
-from hookline._sites.language import Pattern, Site, matches_name, parse, parse_subscripts, write_subscripts
+from hookline._sites.language import Pattern, Site, matches_name, parse, parse_subscripts
 from hookline._sites.tree import Names
 from hookline._stats import Stats
 from hookline._tables import Table, Tabular, count
-from hookline._values.copy_or_share import address, copy_tensor, share_tensor, versions
+from hookline._values.copy_or_share import address, share_tensor, versions
 from hookline._values.fit import same_values
 from hookline._values.nested import (
     STAR,
     describe,
-    expand,
-    get_part,
     leaves,
     map_tensors,
     shape_of,
@@ -195,7 +195,7 @@ class Cache(Tabular, Plottable, Mapping[str, Any]):
                 raise NotCaptured(f"{text!r} matches nothing in this cache{self._near(text, self)}")
             known = [one for one in chosen if tokens_in(one[1]) is None]  # The tokens were named when it was captured.
             for record, rest in known or chosen:
-                for index, found in _parts_of(record, rest).items():
+                for index, found in parts_of(record, rest).items():
                     site = record.site._replace(index=record.site.index + index)
                     result._keep_of(self, record, site, found)
         return result
@@ -393,7 +393,7 @@ class Cache(Tabular, Plottable, Mapping[str, Any]):
                 continue
             if not self._is_readable(gradient):
                 raise NotCaptured(self._why_empty(gradient))
-            _check_paired(record, gradient)
+            check_paired(record, gradient)
             found._keep_of(self, record, record.site, dict(enumerate(record.unread())))
             theirs._keep_of(self, gradient, record.site, dict(enumerate(gradient.unread())))
         if not len(found):
@@ -688,18 +688,6 @@ def _means(asked: Any, had: Any) -> bool:
     return both and all(map(_means, asked, had))
 
 
-def _parts_of(record: Record, rest: tuple[Any, ...]) -> dict[str, dict[int, Any]]:
-    """Return the parts of a site's values that `rest` selects: by their subscripts as text, then by call."""
-    if not rest:
-        return {"": dict(enumerate(record.unread()))}
-    parts: dict[str, dict[int, Any]] = {}
-    for number, value in enumerate(record.each()):
-        for subscripts in expand(value, rest):  # Expanded for each call: a later one may be shorter.
-            found = parts.setdefault(write_subscripts(subscripts), {})
-            found[number] = map_tensors(copy_tensor, get_part(value, subscripts))
-    return parts
-
-
 def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return tensor.to(dtype) if tensor.is_floating_point() or tensor.is_complex() else tensor
 
@@ -726,20 +714,6 @@ def _lend(tensor: Tensor) -> Tensor:
     A loss that was computed from the tensor does not depend on a copy, so the copy would get no gradient.
     """
     return tensor if tensor.requires_grad else share_tensor(tensor)
-
-
-def _check_paired(value: Record, gradient: Record) -> None:
-    """Raise unless a site's values and gradients belong to the same calls."""
-    calls, gradients = value.stamps(), gradient.stamps()
-    if len(calls) != len(gradients):
-        found = f"{count(len(calls), 'value')} and {count(len(gradients), 'gradient')}"
-        raise HooklineError(f"'{value.site}' has {found}: it is unknown which belong together; capture one backward()")
-    # The stamp of a gradient is (backward pass, call). In a cache made from another one, it is a number.
-    if any(isinstance(stamp, tuple) and stamp[1] != call for call, stamp in zip(calls, gradients, strict=True)):
-        raise HooklineError(
-            f"the gradient at '{gradient.site}' belongs to an earlier forward than the value; call backward() after "
-            "each forward, or leave the block in between"
-        )
 
 
 def _countable(value: Any) -> list[Tensor]:

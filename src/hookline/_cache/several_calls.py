@@ -1,4 +1,4 @@
-"""Several calls of a site: join their values into one tensor, or say why they can't be put in call by call."""
+"""Several calls of a site: join their values, select parts of them, and find out which calls they are."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from hookline._cache.record import Record
 from hookline._sites.calls import Calls
 from hookline._sites.language import write_subscripts
 from hookline._tables import count
-from hookline._values.nested import describe, leaf_places
+from hookline._values.copy_or_share import copy_tensor
+from hookline._values.nested import describe, expand, get_part, leaf_places, map_tensors
 from hookline._values.tokens import tokens_in
 from hookline.errors import EditError, HooklineError, first_line
 
@@ -133,6 +134,32 @@ def shared_along(each: Sequence[Along]) -> Along:
         return along, numbers
     are_numbered = all(one != "kept call" and [*own] == [*range(len(own))] for one, own in each)
     return "call" if are_numbered else "kept call", range(len(numbers))
+
+
+def parts_of(record: Record, rest: tuple[Any, ...]) -> dict[str, dict[int, Any]]:
+    """Return the parts of a site's values that `rest` selects: by their subscripts as text, then by call."""
+    if not rest:
+        return {"": dict(enumerate(record.unread()))}
+    parts: dict[str, dict[int, Any]] = {}
+    for number, value in enumerate(record.each()):
+        for subscripts in expand(value, rest):  # Expanded for each call: a later one may be shorter.
+            found = parts.setdefault(write_subscripts(subscripts), {})
+            found[number] = map_tensors(copy_tensor, get_part(value, subscripts))
+    return parts
+
+
+def check_paired(value: Record, gradient: Record) -> None:
+    """Raise unless a site's values and gradients belong to the same calls."""
+    calls, gradients = value.stamps(), gradient.stamps()
+    if len(calls) != len(gradients):
+        found = f"{count(len(calls), 'value')} and {count(len(gradients), 'gradient')}"
+        raise HooklineError(f"'{value.site}' has {found}: it is unknown which belong together; capture one backward()")
+    # The stamp of a gradient is (backward pass, call). In a cache made from another one, it is a number.
+    if any(isinstance(stamp, tuple) and stamp[1] != call for call, stamp in zip(calls, gradients, strict=True)):
+        raise HooklineError(
+            f"the gradient at '{gradient.site}' belongs to an earlier forward than the value; call backward() after "
+            "each forward, or leave the block in between"
+        )
 
 
 def _each(values: Mapping[str, Sequence[Any]]) -> Iterator[tuple[str, int, Any]]:
