@@ -472,14 +472,15 @@ def test_the_tokens_of_a_generation_can_be_read_from_a_part_of_a_cache() -> None
     gradients = acts.tokens("transformer.h.1:grad_output")
     assert torch.equal(gradients, acts.cat("transformer.h.1:grad_output"))
     values, slopes = acts.with_gradients()
-    for derived in (acts.select(), acts | {}, {} | acts, acts - acts.map(torch.zeros_like), 1 * acts, values):
+    unknown = copy.deepcopy(acts.map(torch.zeros_like))  # A copy has the values alone.
+    for derived in (acts.select(), acts | {}, {} | acts, acts - acts * 0, acts - unknown, 1 * acts, values):
         assert torch.equal(derived.tokens("transformer.h.1"), whole)
         assert derived.plot("transformer.h.1", "calls").axes[0].get_xlabel() == "step"
     assert torch.equal(slopes.tokens("transformer.h.1"), gradients)
     with hl.capture(model, "transformer.h.1", keep="all") as others:  # Two sequences, of as many tokens.
         model(ids[:, :4]), model(ids[:, :1])
     for lost in (copy.deepcopy(acts.select("transformer.h.1")), acts.select("transformer.h.1") - others):
-        with pytest.raises(hl.HooklineError, match="'transformer.h.1' with keep='all', and read tokens before the"):
+        with pytest.raises(hl.HooklineError, match="capture it with keep='all', and read tokens before the cache"):
             lost.tokens("transformer.h.1")
 
 
@@ -507,6 +508,14 @@ def test_calls_are_joined_of_the_site_that_is_named_not_of_others_with_numbers()
     _, _, acts = run_thrice("h.1", "h.1#1:")
     assert acts.cat("h.1").equal(torch.cat(acts.calls("h.1"), 1))
     assert acts.cat(hl.Site("h.1")).shape == (2, 15, 8)
+
+
+def test_the_tokens_of_one_call_are_those_of_its_site_with_all_calls() -> None:
+    model = GPT()
+    with hl.capture(model, "h.1#-1") as acts:
+        model(tokens())
+    with pytest.raises(hl.HooklineError, match="capture 'h.1' with keep='all'"):
+        acts.tokens("h.1#-1")
 
 
 def test_calls_selected_with_gaps_know_their_own_steps() -> None:

@@ -300,10 +300,10 @@ class Cache(Tabular, Plottable, Mapping[str, Any]):
             raise NotCaptured(self._why_empty(record))
         passed = self._passed_at(record)
         if record.keep == 1 < record.count or not passed:
-            site = record.site._replace(call=None)
+            it = "it" if record.site.call is None else f"'{record.site._replace(call=None)}'"
             raise HooklineError(
-                f"'{record.site}' has no calls here that could be put together; capture '{site}' with keep='all', and "
-                "read tokens before the cache is saved or pickled"
+                f"'{record.site}' has no calls here that could be put together; capture {it} with keep='all', and read "
+                "tokens before the cache is saved or pickled"
             )
         return join_calls(list(record.each()), passed, record.site, dim, sequence)
 
