@@ -397,7 +397,7 @@ def test_a_numbered_call_of_several_blocks_is_not_replayed() -> None:
 def test_values_whose_count_began_again_are_not_replayed() -> None:
     model = GPT()
     hooks = hl.Hooks(model, active=False)
-    acts = hooks.capture("h.1#1:", "h.2[*]", "h.2", keep="all")
+    acts = hooks.capture("h.1#1:", "h.0[*]", "h.2", keep="all")
     for length in (5, 4):
         with hooks:
             model(tokens(length=length)), model(tokens(length=length))
