@@ -415,6 +415,31 @@ def test_values_whose_count_began_again_are_not_replayed() -> None:
     hooks.remove()
 
 
+def test_values_that_were_cleared_before_anything_passed_in_a_block_leave_no_gap() -> None:
+    model = GPT()
+    hooks = hl.Hooks(model, active=False)
+    acts = hooks.capture("h.1#1:", keep="all")
+    for _ in range(2):
+        with hooks:
+            acts.clear()
+            model(tokens()), model(tokens()), model(tokens())
+    with hl.patch(model, acts), hl.capture(model, "h.1", keep="all") as again:
+        model(tokens()), model(tokens()), model(tokens())
+    assert equal(again.calls("h.1")[1:], acts.calls("h.1#1:")) == [True, True]
+    hooks.remove()
+
+
+def test_values_and_gradients_of_two_runs_can_be_brought_together() -> None:
+    model = GPT()
+    with hl.capture(model, "h.1", keep="all") as values:
+        model(tokens()), model(tokens())
+    with hl.capture(model, "h.1:grad_output", keep="all") as slopes:
+        model(tokens()).sum().backward(), model(tokens()).sum().backward()
+    found, theirs = (values | slopes).with_gradients()
+    assert equal(found.calls("h.1"), values.calls("h.1")) == [True, True]
+    assert equal(theirs.calls("h.1"), slopes.calls("h.1:grad_output")) == [True, True]
+
+
 def test_calls_that_are_named_by_number_are_not_replayed_if_the_cache_was_cleared_in_between() -> None:
     model = GPT()
     with hl.capture(model, "h.1#1:", "h.2", keep="all") as acts:

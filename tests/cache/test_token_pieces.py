@@ -97,6 +97,17 @@ def test_a_value_for_all_tokens_is_cut_for_those_that_pass():
     assert given_tokens(given[:, :1], part, SOME, chosen, 1).equal(given[:, :1])
     with pytest.raises(EditError, match="the value is for 3 tokens, and 4 are named"):
         given_tokens(given[:, :3], part, SOME, chosen, 1)
+    with pytest.raises(EditError, match="the value is for 5 tokens, and 4 are named"):
+        given_tokens(torch.randn(2, 5, 5), part, SOME, chosen, 1)
+
+
+def test_a_transform_gets_one_token_whole_and_several_only_call_by_call():
+    model, ids = nn.Sequential(nn.Embedding(9, 2)), torch.arange(4)[None]
+    with hl.capture(model, "0[:, @prompt[-1]]", transform=torch.neg) as acts:
+        output = model(ids)
+    assert acts["0[:, @prompt[-1]]"].equal(-output[:, -1])
+    with pytest.raises(HooklineError, match=r"'0\[:, @prompt\]': transform= gets the tokens of each call"):
+        hl.capture(model, "0[:, @prompt]", transform=torch.neg)
 
 
 def test_a_value_for_each_row_is_cut_for_the_rows_that_have_tokens():

@@ -299,7 +299,7 @@ class Cache(Tabular, Plottable, Mapping[str, Any]):
         if not self._is_readable(record):
             raise NotCaptured(self._why_empty(record))
         passed = self._passed_at(record)
-        if record.keep == 1 < record.count or not passed:
+        if not passed:
             it = "it" if record.site.call is None else f"'{record.site._replace(call=None)}'"
             raise HooklineError(
                 f"'{record.site}' has no calls here that could be put together; capture {it} with keep='all', and read "
