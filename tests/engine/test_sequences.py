@@ -359,6 +359,16 @@ def test_the_call_of_an_edit_has_its_step_and_its_tokens(model):
     ]  # fmt: skip
 
 
+def test_the_call_of_an_edit_has_the_rows_of_its_value_where_rows_have_different_tokens():
+    chosen = torch.tensor([[1, 1, 0], [1, 0, 0], [0, 1, 1]]).bool()
+    seen: list[tuple[tuple[int, ...] | None, int]] = []
+    model = nn.Identity()
+    where = ("", hl.tokens(chosen))
+    with hl.edit(model, where, lambda value, call: seen.append((call.rows, value.shape[1])), with_call=True):
+        model(torch.randn(3, 3, 4))
+    assert seen == [((0, 2), 2), ((1,), 1)]
+
+
 def test_tokens_at_another_dimension_are_refused(model):
     with pytest.raises(hl.SiteError, match="'@2' stands at a dimension of size 16, and 5 tokens pass in this forward"):
         hl.run(model, IDS, edit={f"{LAYER}[..., @2]": marked})

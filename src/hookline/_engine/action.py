@@ -43,6 +43,7 @@ class Call(NamedTuple):
     notes: dict[Any, Any]  # Shared by all hooks of this one call, including those at its gradients.
     model: nn.Module | None = None  # The model that the hook is on.
     passing: Any = None  # The tokens that pass in this forward of the model: a `Passing`.
+    rows: tuple[int, ...] | None = None  # The rows of the batch that the value has; None for all.
 
     def __repr__(self) -> str:
         return f"<call {self.number} of '{self.site}'>"

@@ -84,7 +84,7 @@ def _change(tap: Tap, value: Any, call: Call, event: Event) -> Any:
     exchange = event.exchange(tap.site.port)
     given, found = value, False
     for place in places(tap, value, event):
-        there = tap.call_at(call, place.named)
+        there = _call_at(tap, call, place)
 
         def change(part: Any, is_whole: bool, there: Call = there, place: Place = place) -> Any:
             tap.fired = True
@@ -103,6 +103,13 @@ def _change(tap: Tap, value: Any, call: Call, event: Event) -> Any:
     if not found and not tap.tokens:
         tap.miss(given)
     return value
+
+
+def _call_at(tap: Tap, call: Call, place: Place) -> Call:
+    """Return the call as the user's function gets it: with the exact place, and the rows that the value has."""
+    there = tap.call_at(call, place.named)
+    rows = None if place.chosen is None or not tap.action.with_call else place.chosen.rows
+    return there if rows is None else there._replace(rows=rows)
 
 
 def _is_like(new: Any, part: Tensor) -> bool:
@@ -241,7 +248,7 @@ def _save(tap: Tap, action: Save, value: Any, call: Call, event: Event) -> None:
             raise HooklineError(why.none_passes(tap.module))
         if place.chosen is not None:
             _refuse_pieces(tap, place, event)
-        kept = action.keep_part(part, bool(rest), tap.call_at(call, place.named))
+        kept = action.keep_part(part, bool(rest), _call_at(tap, call, place))
         record = tap.record_at(site, place.named)
         if place.chosen is None or action.transform is not None:
             _put(record, kept, stamp, forward, action.budget)
