@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from torch import nn
 
 import hookline as hl
-from hookline._cache.cache import _rest
 from hookline._sites.language import Site, parse
 from hookline._values.nested import leaves, map_tensors
 from hookline.errors import SiteError
@@ -74,7 +73,7 @@ def meant(text: str, names: list[str] = NAMES) -> list[str] | None:
     """Return the sites that hookline selects, as Cache.select does, or None if the pattern is invalid."""
     try:
         pattern = parse(text)
-        return [name for name in names if _rest(pattern, Site.parse(name)) is not None]
+        return [name for name in names if pattern.beyond(Site.parse(name)) is not None]
     except SiteError:
         return None
 

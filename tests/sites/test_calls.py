@@ -64,6 +64,11 @@ def test_one_call_is_a_number_and_no_call_is_refused():
         assert read_calls(text)[0] is None
 
 
+def test_a_text_that_names_no_call_is_quoted():
+    with pytest.raises(hl.SiteError, match="'#2:2' names no call"):
+        hl.Site.parse("step#2:2")
+
+
 def test_calls_without_an_end_have_no_last_one():
     assert [read_calls(text)[0].last for text in ("1:", "::2", "5::3", "*", "-1", ":3", "1:9:3", "{0,4}")] == [
         None, None, None, None, None, 2, 7, 4,

@@ -36,15 +36,13 @@ from hookline._option_checks import device_here, refuse_flags, refuse_numbers, s
 from hookline._plot.plot import Curves, Plottable, PlotValues, note_of, one_call, statistic_of
 from hookline._plot.plot_data import is_drawable
 from hookline._sites import members
-from hookline._sites.calls import Calls, Wanted
-from hookline._sites.language import Pattern, Site, matches_name, parse, parse_subscripts
+from hookline._sites.language import Site, parse, parse_subscripts
 from hookline._sites.tree import Names
 from hookline._stats import Stats
 from hookline._tables import Table, Tabular, count
 from hookline._values.copy_or_share import address, share_tensor, versions
 from hookline._values.fit import same_values
 from hookline._values.nested import (
-    STAR,
     describe,
     leaves,
     map_tensors,
@@ -187,7 +185,7 @@ class Cache(Tabular, Plottable, Mapping[str, Any]):
         result = self._like()
         for text in self._texts(where):
             pattern = parse(text)
-            chosen = [(record, rest) for record in self._fired() if (rest := _rest(pattern, record.site)) is not None]
+            chosen = [(record, rest) for record in self._fired() if (rest := pattern.beyond(record.site)) is not None]
             if not chosen and pattern.path is not None:
                 tied = pattern._replace(index="").at(pattern.path)  # It may be another name of a tied module.
                 chosen = [(self._find(tied), parse_subscripts(pattern.index))] if str(tied) in self else []
@@ -275,7 +273,8 @@ class Cache(Tabular, Plottable, Mapping[str, Any]):
         For values of the shape (batch, tokens, ...), dimension 1 is that of the tokens.
         """
         refuse_numbers(dim=dim)
-        record = next((one for one in self._all() if str(one.site) == str(site)), None)
+        is_named = isinstance(site, (str, Site))
+        record = next((one for one in self._all() if is_named and str(one.site) == str(site)), None)
         if record is not None and not self._is_readable(record):
             raise NotCaptured(self._why_empty(record))
         chosen = self if record is not None else self.select(site)
@@ -584,7 +583,7 @@ class Cache(Tabular, Plottable, Mapping[str, Any]):
             if record.family is not None and str(site) == str(key):
                 first, each = next(iter(record.family.values())).site, "call" if "#*" in str(site) else "index"
                 return f"{name} is one site for each {each}: read '{first}' and so on, or select('{site}')"
-        if isinstance(key, str) and any(_rest(parse(key), record.site) is not None for record in self._fired()):
+        if isinstance(key, str) and any(parse(key).beyond(record.site) is not None for record in self._fired()):
             return f"{name} is not one site that was captured; select({key!r}) takes patterns, and parts of values"
         return f"{name} was not captured{'' if isinstance(key, nn.Module) else self._near(str(key), self._records)}"
 
@@ -662,30 +661,6 @@ def _size(tensor: Tensor) -> int:
     if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_meta or address(tensor) == 0:
         return tensor.numel() * tensor.element_size()
     return tensor.untyped_storage().nbytes()
-
-
-def _rest(pattern: Pattern, site: Site) -> tuple[Any, ...] | None:
-    """Return the subscripts of `pattern` beyond those of `site`; None if the pattern does not match the site."""
-    same_path = site.path == pattern.path if pattern.path is not None else pattern.matches(site.path)
-    asked, had = parse_subscripts(pattern.index), site.subscripts
-    if not same_path or pattern.port != site.port or not _means_call(pattern.call, site.call):
-        return None
-    if not _means_call(pattern.within, site.within) or not matches_name(site.member, pattern.member):
-        return None
-    return asked[len(had) :] if all(map(_means, asked, had)) and len(asked) >= len(had) else None
-
-
-def _means_call(asked: Wanted, had: Wanted) -> bool:
-    """Return True if the calls that were captured are among those that a pattern means."""
-    return asked is None or asked == had or (isinstance(asked, Calls) and isinstance(had, int) and had in asked.numbers)
-
-
-def _means(asked: Any, had: Any) -> bool:
-    """Return True if a requested subscript is the captured one; `*` is any index."""
-    if asked is STAR or asked == had:
-        return True
-    both = isinstance(asked, tuple) and isinstance(had, tuple) and len(asked) == len(had)
-    return both and all(map(_means, asked, had))
 
 
 def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:

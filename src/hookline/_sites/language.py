@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
-from hookline._sites.calls import Wanted, read_calls
+from hookline._sites.calls import Calls, Wanted, read_calls
 from hookline._values.nested import STAR, subscript_text
 from hookline._values.tokens import Tokens, read_tokens, without_rows
 from hookline.errors import SiteError, did_you_mean
@@ -139,6 +139,29 @@ class Pattern(NamedTuple):
         """Return True if a site matches: path and member by the wildcards, port, call and subscripts exactly."""
         same_place = self.matches(site.path) and matches_name(site.member, self.member)
         return same_place and self.at(site.path)._replace(member=site.member) == site
+
+    def beyond(self, site: Site) -> tuple[Any, ...] | None:
+        """Return the subscripts of this pattern beyond those of a site; None if the site does not match."""
+        same_path = site.path == self.path if self.path is not None else self.matches(site.path)
+        asked, had = parse_subscripts(self.index), site.subscripts
+        if not same_path or self.port != site.port or not _means_call(self.call, site.call):
+            return None
+        if not _means_call(self.within, site.within) or not matches_name(site.member, self.member):
+            return None
+        return asked[len(had) :] if all(map(_means, asked, had)) and len(asked) >= len(had) else None
+
+
+def _means_call(asked: Wanted, had: Wanted) -> bool:
+    """Return True if the calls of a site are among those that a pattern means."""
+    return asked is None or asked == had or (isinstance(asked, Calls) and isinstance(had, int) and had in asked.numbers)
+
+
+def _means(asked: Any, had: Any) -> bool:
+    """Return True if a subscript of a pattern is that of a site; `*` is any index."""
+    if asked is STAR or asked == had:
+        return True
+    both = isinstance(asked, tuple) and isinstance(had, tuple) and len(asked) == len(had)
+    return both and all(map(_means, asked, had))
 
 
 @lru_cache(maxsize=16384)
@@ -323,7 +346,7 @@ def _parse_calls(text: str, position: int) -> tuple[Wanted, int]:
         return None, position
     calls, end = read_calls(text[position + 1 :])
     if calls is None:
-        _refuse(text, position, "there is no such call" if end else _CALLS)
+        _refuse(text, position, f"'{text[position : position + 1 + end]}' names no call" if end else _CALLS)
     end += position + 1
     if text[end : end + 1] in ("-", ","):
         _refuse(text, end, _CALLS)
