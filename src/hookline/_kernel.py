@@ -10,6 +10,7 @@ which know nothing about hooks: `errors`, `parallel`, `_torch`, `_tables`, `_sta
 
 # Nested values: tensors in tuples, dicts, dataclasses and the like.
 from hookline._values.nested import (
+    Arguments as Arguments,  # The arguments of a call: by position, and by name.
     ATOMS as ATOMS,  # The types that have no parts and are never copied.
     DEEPEST as DEEPEST,  # How many levels of nesting hookline looks into.
     WRITTEN_BITS as WRITTEN_BITS,  # The most bits of an integer that is still written in decimal.
@@ -20,7 +21,10 @@ from hookline._values.nested import (
     leaf_places as leaf_places,  # The subscripts of each tensor in a value.
     leaves as leaves,  # The tensors of a value, in their order.
     map_tensors as map_tensors,  # A value with a function applied to each of its tensors.
+    object_parts as object_parts,  # The attributes of an object that holds tensors, as a KV cache; None for any other.
+    put_part as put_part,  # A value with another part at some subscripts.
     rebuild as rebuild,  # A container of the same kind with other parts.
+    split as split,  # A value's tensor that subscripts lead to through containers, and the subscripts left for it.
     shape_of as shape_of,  # The shape of a value in text.
 )
 from hookline._values.tokens import (
@@ -48,6 +52,7 @@ from hookline._option_checks import (
     refuse_flags_or_none as refuse_flags_or_none,  # Raise for an option that is not True, False or None.
     refuse_numbers as refuse_numbers,  # Raise for an option that is not a whole number.
     refuse_texts as refuse_texts,  # Raise for an option that is not text.
+    refuse_unknown as refuse_unknown,  # Raise for an option that is none of the known words.
     short_text as short_text,  # An argument in one short line of text.
 )
 
@@ -76,11 +81,14 @@ from hookline._hooks.short_forms import model_of as model_of  # The model that a
 
 # Custom actions at a site.
 from hookline._engine.action import (
+    Apply as Apply,  # Replaces a value, or a part of one, by a function of it, as an edit does.
     NOTHING as NOTHING,  # Stands for an argument that was not given.
     Call as Call,  # One call of a module: its site, arguments, number and notes.
     Observer as Observer,  # The base class of a client's actions: it is called with each value, and changes none.
     OutputObserver as OutputObserver,  # An observer of whole outputs with the least cost: its `keep` is called.
+    Set as Set,  # Replaces a value, or a part of one, by a given value, as a patch does.
 )
+from hookline._engine.passing import choose as choose  # Where the tokens that subscripts name are in a value.
 from hookline._hooks.calls_and_tokens import (
     is_open_ended as is_open_ended,  # True if more calls or tokens of a site may always come.
 )
@@ -91,7 +99,7 @@ from hookline._hooks.for_clients import (
     observing as observing,  # Let observers see the values that pass in a block.
 )
 from hookline._engine.shadowed_forward import (
-    is_shadow as is_shadow,  # True if hookline put this attribute on an instance.
+    is_of_hookline as is_of_hookline,  # True if hookline put this attribute on an instance.
 )
 from hookline._engine.running_calls import (
     running_calls as running_calls,  # The calls of modules that are running now, innermost first.
@@ -105,6 +113,10 @@ from hookline._cache.cache import (
     refuse_several_calls as refuse_several_calls,  # Raise if a site has several calls: a patch takes one value.
     sites_without_values as sites_without_values,  # The sites of a cache at which nothing passed, though the model ran.
 )
+from hookline._cache.file import (
+    read_file as read_file,  # What `write_file` wrote.
+    write_file as write_file,  # Write values to one safetensors file, completely or not at all.
+)
 from hookline._hooks.for_clients import (
     Miss as Miss,  # A hook whose subscripts selected nothing in a block.
     put_first as put_first,  # Let hooks act before all others at their places.
@@ -114,6 +126,7 @@ from hookline._hooks.for_clients import (
 )
 from hookline._open_blocks import resting as resting  # Pause all hooks while hookline itself runs the model.
 from hookline._hooks.short_forms import (
+    call_under as call_under,  # Call a model, or a function that runs it, inside the block of some hooks.
     short_form as short_form,  # Hooks that are attached on entering and detached on leaving.
     warn_unless_entered as warn_unless_entered,  # Warn if nobody enters some hooks, and name the call that made them.
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import re
+from collections.abc import Iterable
 from decimal import Decimal
 from typing import Any
 
@@ -33,6 +34,13 @@ def refuse_texts(**texts: Any) -> None:
     for name, given in texts.items():
         if not isinstance(given, str):
             raise HooklineError(f"{name}={short_text(given)} is not text; write {name}='...'")
+
+
+def refuse_unknown(known: Iterable[str | None], **given: Any) -> None:
+    """Raise for an option that is none of the known words."""
+    for name, one in given.items():
+        if not isinstance(one, (str, type(None))) or one not in known:
+            raise HooklineError(f"{name}= is one of {', '.join(map(repr, known))}, not {short_text(one)}")
 
 
 def refuse_numbers(least: int | None = None, /, **numbers: Any) -> None:

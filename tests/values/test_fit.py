@@ -21,12 +21,14 @@ from hookline.errors import EditError
         (torch.ones(1), torch.zeros(2, 2), [[1.0, 1.0], [1.0, 1.0]]),
         (torch.tensor(5.0), torch.zeros(2), [5.0, 5.0]),
         (2.0, torch.zeros(1, dtype=torch.int32), [2]),
+        (torch.ones(1).expand(2), torch.zeros(2), [1.0, 1.0]),
     ],
 )
 def test_numbers_and_tensors_broadcast_and_take_the_place_whole(new: Any, old: Tensor, expected: Any) -> None:
     result = fit(new, old)
     assert result.tolist() == expected
     assert (result.dtype, result.shape) == (old.dtype, old.shape)
+    assert result.is_contiguous()  # Else the model could not write into it.
     result.zero_()
     assert not isinstance(new, Tensor) or new.all()
 

@@ -299,3 +299,14 @@ def test_a_part_of_an_item_of_a_tuple_is_suggested() -> None:
         get_part(value, ("z",))
     with pytest.raises(SiteError, match=r"^\['y'\] is not a part of tuple of 3$"):
         get_part(value, ("y",))
+
+
+def test_an_output_of_transformers_is_rebuilt_with_its_attributes_and_items() -> None:
+    outputs = pytest.importorskip("transformers.modeling_outputs")
+    old = outputs.CausalLMOutputWithPast(logits=torch.ones(2), hidden_states=(torch.ones(1),))
+    new = map_tensors(torch.neg, old)
+    assert type(new) is type(old)
+    assert list(new) == ["logits", "hidden_states"]
+    assert new.logits is new["logits"] is new[0]
+    assert (new.logits.tolist(), new.hidden_states[0].tolist(), new.loss) == ([-1, -1], [-1], None)
+    assert old.logits.tolist() == old["logits"].tolist() == [1, 1]

@@ -45,6 +45,7 @@ from hookline._engine.tap import ChangingTap, HotGradientTap, HotTap, KeepingTap
 from hookline._engine.unsupported_tracing import refuse_scripting, refuse_tracing
 from hookline._open_blocks import RESTING, Session, open_blocks, running_loop
 from hookline._sites.language import Site
+from hookline._sites.tree import refuse_data_parallel
 from hookline._torch import (
     REPLICATE,
     count_holders,
@@ -716,7 +717,7 @@ def unhooked(module: nn.Module, names: dict[str, Any]) -> dict[str, Any]:
         if shadow is not None and shadow.before is not None:
             is_own = shadow.home is not None and shadow.home() is module  # Else this is a copy of that module.
             left[name] = shadow.before if is_own else held
-        elif not is_shadow(held) and name != REPLICATE and held is not refuse_scripting:
+        elif not is_of_hookline(held):
             left[name] = held
     return left
 
@@ -736,6 +737,11 @@ def is_shadow(held: object) -> bool:
         code = getattr(held.__func__, "__code__", None) if type(held.__func__) is FunctionType else None
         return code in _CODES or code in HOT_CODES
     return False
+
+
+def is_of_hookline(held: object) -> bool:
+    """Return True if hookline put this attribute on a module: a shadow, or a function that refuses to go on."""
+    return is_shadow(held) or held is refuse_scripting or held is refuse_data_parallel
 
 
 def gone(shadow: Shadow | None = None) -> HotTap:

@@ -186,7 +186,7 @@ def run(
     if not len(hooks):
         return call(*args, **kwargs)
     with hooks as cache:
-        output = call(*args, **kwargs) if owner is call else _run_other(hooks, call, args, kwargs)
+        output = call_under(hooks, call, args, kwargs)
     return output if capture is None else (output, cache)
 
 
@@ -222,8 +222,10 @@ def _refuse_options(call: Callable[..., Any], kwargs: Mapping[str, Any], model: 
             raise HooklineError(f"run has no option {name!r}{near}")
 
 
-def _run_other(hooks: Hooks, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call a method or function inside a block. When the stops of the block are reached, it ends and returns None."""
+def call_under(hooks: Hooks, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call a model, or a function that runs it, inside the block of `hooks`. An early stop ends it, with None."""
+    if call is hooks._model:
+        return call(*args, **kwargs)
     lifecycle, owner = hooks._lifecycle, getattr(call, "__self__", None)
     is_method = isinstance(owner, nn.Module)
     shadow = vars(owner).get(getattr(call, "__name__", "")) if is_method else None

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hookline._kernel import ATOMS, Names, is_shadow
+from hookline._kernel import ATOMS, Names, is_of_hookline
 
 
 @contextmanager
@@ -40,22 +40,28 @@ def buffers_as_found(model: nn.Module) -> Iterator[None]:
                     buffer.copy_(content)
 
 
-def module_restorer(module: nn.Module, seen: set[int]) -> Callable[[], None]:
+def module_restorer(module: nn.Module, seen: set[int]) -> Callable[[], bool]:
     """Return a function that restores a module's attributes, and their contents at any depth.
+
+    It returns True if something had changed.
 
     The shadows that hooks put on a module stay as they are: hooks may be attached and detached during the run.
     """
     held = list(_containers(module.__dict__, seen))
     before = [_without_shadows(container) for container in held]
 
-    def put_back() -> None:
+    def put_back() -> bool:
+        has_changed = False
         for container, content in zip(held, before, strict=True):
             if holds_same(_without_shadows(container), content):
                 continue
-            shadows = {key: one for key, one in container.items() if is_shadow(one)} if type(container) is dict else {}
+            has_changed = True
+            names = container.items() if type(container) is dict else ()
+            shadows = {key: one for key, one in names if is_of_hookline(one)}
             container.clear()
             container.extend(content) if isinstance(container, (list, deque)) else container.update(content)
             container.update(shadows) if shadows else None
+        return has_changed
 
     return put_back
 
@@ -63,7 +69,7 @@ def module_restorer(module: nn.Module, seen: set[int]) -> Callable[[], None]:
 def _without_shadows(container: Any) -> Any:
     if type(container) is not dict:
         return copy.copy(container)
-    return {key: one for key, one in container.items() if not is_shadow(one)}
+    return {key: one for key, one in container.items() if not is_of_hookline(one)}
 
 
 def _containers(held: Any, seen: set[int]) -> Iterator[Any]:

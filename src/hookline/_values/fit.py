@@ -18,7 +18,7 @@ from hookline._torch import (
     unseen_by_dispatch_modes,
     unseen_by_modes_and_subclasses,
 )
-from hookline._values.copy_or_share import copy_all, copy_tensor
+from hookline._values.copy_or_share import copy_all
 from hookline._values.nested import (
     Arguments,
     check_fits,
@@ -169,7 +169,8 @@ def _fit_tensor(new: Any, old: Tensor) -> Tensor:
         new = new.item()  # A numpy scalar.
     check_fits(new, old)
     if isinstance(new, Tensor):
-        return copy_tensor(new) if new.shape == old.shape else new.expand(old.shape).clone()
+        # Not `copy_tensor`, whose copy may stay expanded: the model may write into what it gets.
+        return (new if new.shape == old.shape else new.expand(old.shape)).clone()
     try:
         return torch.full_like(old, new, requires_grad=False)
     except (TypeError, NotImplementedError) as error:  # A subclass that torch can't fill, such as a MaskedTensor.

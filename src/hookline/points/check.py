@@ -17,8 +17,8 @@ from hookline._kernel import (
     ATOMS,
     Names,
     describe,
+    is_of_hookline,
     is_scripted,
-    is_shadow,
     leaves,
     map_tensors,
     refuse_flags,
@@ -145,14 +145,14 @@ def _report(model: nn.Module, given: Mapping[str, Any]) -> Report:
     hooked: HookedRoot = model if is_own else auto_hook(model)  # type: ignore[assignment]
     try:
         with resting():
-            compared = Comparison(hooked, given)
+            compared = BothRuns(hooked, given)
             return Report(type(unwrap(model)).__name__, len(compared.names), list(compared.found()))
     finally:
         if not is_own:
             hooked.unwrap()
 
 
-class Comparison:
+class BothRuns:
     """Runs of one model, each from the same state: bare, with torch's own hooks, and with hook points."""
 
     def __init__(self, hooked: HookedRoot, given: Mapping[str, Any]) -> None:
@@ -371,7 +371,7 @@ class State:
             found[path, "its class"] = type(module)
             names = module.__dict__
             # A hook that was there before may get a new shadow, if another one came and went.
-            found |= {(path, f"{key!r}"): "" if is_shadow(one) else _token(one) for key, one in names.items()}
+            found |= {(path, f"{key!r}"): "" if is_of_hookline(one) else _token(one) for key, one in names.items()}
         for (path, name), tensor in self._named_tensors():
             found[path, f"the numbers of {name!r}"] = share_for_now(tensor.detach())
             found[path, f"the gradient of {name!r}"] = id(tensor.grad) if tensor.is_leaf else 0
