@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import hookline as hl
-from hookline._harvest import ray as engine
+from hookline._jobs import ray_pool
 from tests.support import harvests
 from tests.support.script_harvest_on_ranks import Broken, allow, made
 
@@ -108,7 +108,7 @@ def test_a_bad_sample_on_ray_is_raised_with_its_number(tmp_path, expected, clust
 
 
 def test_a_unit_that_kills_every_worker_is_given_up_by_name(tmp_path, cluster, monkeypatch):
-    monkeypatch.setattr(engine, "TRIES", 1)
+    monkeypatch.setattr(ray_pool, "TRIES", 1)
     with pytest.raises(hl.HooklineError, match="unit 12 has killed its worker 1 times; is there enough memory"):
         harvests.harvest(tmp_path / "store", Broken(tmp_path, kills=True), engine="ray", workers=1)
 

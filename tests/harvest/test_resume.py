@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import hookline as hl
-from hookline._harvest.fingerprints import model_digest
+from hookline._jobs.fingerprints import model_digest
 from hookline._store.disk_format import Manifest
 from tests.support import harvests
 from tests.support.prepared_processes import prepared_processes

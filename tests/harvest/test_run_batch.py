@@ -13,7 +13,7 @@ from torch.utils.data import (
 )
 
 import hookline as hl
-from hookline._harvest.fingerprints import digest
+from hookline._jobs.fingerprints import digest
 from tests.support.harvest_models import Tagger, Texts, X, expected, net
 
 

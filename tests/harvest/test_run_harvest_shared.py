@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from hookline._harvest.run_harvest import turns
 from tests.support import harvests
 from tests.support.quick_python import quick_python
 from tests.support.running import python
@@ -55,42 +54,3 @@ def test_what_two_ranks_began_three_go_on_with_and_one_process_ends(tmp_path, ex
     assert begun < more < {*range(UNITS)}
     harvests.harvest(tmp_path / "store", Dying(tmp_path, seconds=0))
     assert harvests.contents(tmp_path / "store") == expected
-
-
-@pytest.mark.parametrize("world", [1, 2, 3, 7])
-def test_ranks_at_one_pace_do_every_unit_once_or_nearly(world):
-    done: set[int] = {2, 3, 11}
-    began: list[int] = []
-    coming = {rank: turns(20, lambda: done, rank, world) for rank in range(world)}
-    while coming:
-        now = {rank: next(units, None) for rank, units in coming.items()}
-        coming = {rank: coming[rank] for rank, unit in now.items() if unit is not None}
-        began += [unit for unit in now.values() if unit is not None]
-        done |= {*began}
-    assert {*began} == {*range(20)} - {2, 3, 11}
-    assert len(began) < 17 + world
-
-
-def test_a_rank_does_the_share_of_one_that_never_came():
-    done: set[int] = set()
-    for unit in turns(9, lambda: done, rank=1, world=3):
-        done.add(unit)
-    assert done == {*range(9)}
-
-
-def test_helpers_of_one_slow_rank_take_different_units():
-    helpers = [turns(40, lambda: {*range(10, 40)}, rank, 4) for rank in (1, 2, 3)]
-    assert len({next(helper) for helper in helpers}) == 3
-
-
-def test_processes_that_know_nothing_of_each_other_part_when_they_meet():
-    done: set[int] = set()
-    began: list[int] = []
-    losses = [False, False]
-    coming = [turns(200, lambda: done, lost=lambda process=process: losses[process]) for process in range(2)]
-    while len(done) < 200:
-        now = [next(units, None) for units in coming]
-        losses = [losses[0], losses[1] or now[0] == now[1]]
-        began += [unit for unit in now if unit is not None]
-        done |= {*began}
-    assert len(began) < 220

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
-from hookline._harvest.fingerprints import digest, function_text
+from hookline._jobs.fingerprints import digest, function_text
 from hookline._kernel import leaves, map_tensors, share_tensor
 from hookline.errors import HooklineError, warn
 

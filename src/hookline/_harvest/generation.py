@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from hookline import Site
-from hookline._harvest.fingerprints import tensor_bytes
 from hookline._harvest.rows_and_padding import is_decoder_site, token_mask
+from hookline._jobs.fingerprints import tensor_bytes
 from hookline._kernel import Tokens, tokens_in, unwrap
 from hookline.errors import HooklineError
 

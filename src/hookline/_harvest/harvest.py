@@ -16,6 +16,7 @@ from hookline._harvest.resume import compared_data, not_compared
 from hookline._harvest.rows_and_padding import Rule, check_rule
 from hookline._harvest.run_batch import CALLS, ON_ERROR, BatchEntry, RowOptions
 from hookline._harvest.run_harvest import Estimate, Job, Status, run_job, run_unit
+from hookline._jobs.ray_pool import check_engine
 from hookline._kernel import (
     Where,
     describe,
@@ -24,13 +25,14 @@ from hookline._kernel import (
     refuse_flags,
     refuse_flags_or_none,
     refuse_numbers,
+    refuse_unknown,
     short_text,
 )
+from hookline._store.storage import full_path
 from hookline._store.store import Store
 from hookline._tables import Table
 from hookline.errors import HooklineError, SiteError, warn
 
-ENGINES = (None, "ray")
 _Arguments = ParamSpec("_Arguments")
 
 
@@ -108,17 +110,15 @@ class Harvest:
         refuse_flags(sort_by_length=sort_by_length, append=append, gather=gather)
         refuse_flags_or_none(stop=stop, share=share, progress=progress)
         calls = getattr(call, "calls", "one") if calls is None else calls
-        _refuse_unknown(calls, CALLS, "calls")
-        _refuse_unknown(on_error, ON_ERROR, "on_error")
+        refuse_unknown(CALLS, calls=calls)
+        refuse_unknown(ON_ERROR, on_error=on_error)
         check_rule(rows)
         for name, given in {"transform": transform, "call": call, "loss": loss, "collate": collate}.items():
             if given is not None and not callable(given):
                 raise HooklineError(f"{name}= is a function, not {given!r:.80}")
         if unit is not None:
             refuse_numbers(1, unit=unit)
-        if os.fsdecode(to) == "":
-            raise HooklineError("to='' is not a folder; '.' is the one you are in")
-        to = os.fsdecode(to)
+        to = full_path(to)
         options = RowOptions(
             rows=rows,
             dtype=None if dtype is None else dtype_of(dtype),
@@ -133,7 +133,7 @@ class Harvest:
             default_call=getattr(getattr(data, "dataset", data), "give", None),  # `data` may be a DataLoader.
         )
         self.model, self.data, self.where = model, data, where
-        self.to = to if "://" in to else os.path.abspath(to)  # Another process may have another working folder.
+        self.to = to
         self.engine, self.workers = engine, workers
         self._job = Job(
             model,
@@ -190,14 +190,10 @@ class Harvest:
         """
         engine = engine if engine is not None else self.engine
         workers = workers if workers is not None else self.workers
-        _refuse_unknown(engine, ENGINES, "engine")
+        check_engine(engine, workers)
         _warn_if_ctrl_c_is_ignored()
         if engine == "ray":
             on_ray(self._job, workers)
-        elif workers is not None:
-            raise HooklineError(
-                f'workers={workers!r} is for engine="ray"; processes of a launcher share the units by themselves'
-            )
         else:
             run_job(self._job)
         return Store(self.to)
@@ -230,11 +226,6 @@ def _columns(columns: Sequence[Any] | Mapping[str, Any] | None) -> Mapping[str, 
                                 "function of it; put the values into the data: TensorDataset(x, labels), call=lambda "
                                 "model, batch: model(batch[0]), columns={'label': lambda batch: batch[1]}")  # fmt: skip
     return {name: column if callable(column) else BatchEntry(column) for name, column in pairs}
-
-
-def _refuse_unknown(given: Any, known: Any, name: str) -> None:
-    if not isinstance(given, (str, type(None))) or given not in known:
-        raise HooklineError(f"{name}= is one of {', '.join(map(repr, known))}, not {short_text(given)}")
 
 
 def _run_of(plan: Callable[_Arguments, Harvest]) -> Callable[_Arguments, Store]:

@@ -7,20 +7,18 @@ manifest, `begin_or_resume` compares it, and `check_skipped_batches` compares th
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Set
 from dataclasses import replace
 from typing import Any
 
 from hookline._harvest.data import SAMPLES_COMPARED, Source
-from hookline._harvest.fingerprints import function_text, names_written, reconcile
 from hookline._harvest.run_batch import RowOptions
+from hookline._jobs.fingerprints import DIGESTS, function_text, names_written, reconcile
 from hookline._store.disk_format import Manifest, committed, has_manifest, read_manifest, read_record
 from hookline._store.storage import Storage
 from hookline._store.writer import begin, begin_part
 from hookline.errors import StoreError
 
-_DIGESTS = [2, "Python {}.{}".format(*sys.version_info)]  # Bytecode is in the digests, so they depend on Python.
 _NEVER_COMPARED = (
     "files and environment variables that code reads",
     "compiled code",
@@ -40,7 +38,7 @@ def specification(
     """
     rows = options.rows if isinstance(options.rows, Mapping) else {"": options.rows}
     return {
-        "digests": _DIGESTS,
+        "digests": DIGESTS,
         "model": model,
         "data": source.known(),
         "batches": {"batch_size": source.batch_size, "sort_by_length": sorts},

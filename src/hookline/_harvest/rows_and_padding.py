@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hookline import Site
-from hookline._harvest.fingerprints import tensor_bytes
+from hookline._jobs.fingerprints import tensor_bytes
 from hookline._kernel import children, describe, tokens_in, write_subscripts
 from hookline.errors import HooklineError
 

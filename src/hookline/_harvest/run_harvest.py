@@ -19,7 +19,6 @@ import functools
 import itertools
 import json
 import os
-import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -32,10 +31,11 @@ import torch.distributed as dist
 from torch import nn
 
 from hookline._harvest.data import Batch, Source, source_of
-from hookline._harvest.fingerprints import model_digest, reconcile, without_writes
 from hookline._harvest.resume import begin_or_resume, check_skipped_batches, specification
 from hookline._harvest.run_batch import BatchRows, BatchRunner, RowOptions, needs_output, run_first
 from hookline._harvest.run_units import Counts, Listener, Progress, UnitRunner
+from hookline._jobs.fingerprints import model_digest, reconcile, without_writes
+from hookline._jobs.turns import share_of, turns
 from hookline._kernel import Where, is_open_ended, rank_and_world
 from hookline._store.disk_format import Manifest, committed, has_manifest, read_record, unit_count
 from hookline._store.storage import Storage, open_storage
@@ -398,34 +398,6 @@ def _order(job: Job, storage: Storage, units: int | None, rank: int, world: int,
     return turns(units, lambda: committed(storage), rank, world, lambda: jumps and progress.lost > 0)
 
 
-def turns(
-    units: int, done: Callable[[], set[int]], rank: int = 0, world: int = 1, lost: Callable[[], bool] = bool
-) -> Iterator[int]:
-    """Yield the units for a process to run: first its own share, then units of other processes that are not done.
-
-    `done` returns the units that are done by now. At the end, every unit is done, or was yielded here.
-    `lost` returns True once another process was faster with a unit of this share. Then both have the same share,
-    because no launcher gave them ranks, and from then on units are taken at random.
-
-    >>> list(turns(6, lambda: {1}, rank=1, world=2))
-    [3, 4, 5, 0, 2]
-    """
-    left = sorted(set(range(units)) - done())
-    given: set[int] = set()
-    for unit in left[len(left) * rank // world : len(left) * (rank + 1) // world]:
-        if lost():
-            break
-        if unit not in done():
-            given.add(unit)
-            yield unit
-    chance = random.Random()  # Leaves Python's global random numbers alone.
-    while left := sorted(set(range(units)) - given - done()):
-        # Help from the end of the last share, which its own process reaches last. Each rank takes a different unit.
-        unit = chance.choice(left) if lost() else left[-1 - rank % len(left)]
-        given.add(unit)
-        yield unit
-
-
 def _samples_done(storage: Storage, manifest: Manifest, done: set[int]) -> int:
     """Return how many samples are in the finished units."""
     return sum(read_record(storage, manifest, unit).samples for unit in done)
@@ -455,7 +427,7 @@ def _divide_units(job: Job, together: Replica, first: bool) -> list[list[int]]:
     if first:  # If there are several replicas, each begins with its own share.
         number = dist.get_world_size() // len(together.ranks)
         index = together.ranks[0] * number // dist.get_world_size()
-        left = left[len(left) * index // number : len(left) * (index + 1) // number] or left
+        left = share_of(left, index, number) or left
     said_by_rank = meet(
         together.ranks, json.dumps([left, together.alike[:1] or [dist.get_rank()]]), "the units of a harvest"
     )

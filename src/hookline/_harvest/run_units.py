@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 from hookline._harvest.data import Batch, Source, bytes_in
-from hookline._harvest.fingerprints import digest
 from hookline._harvest.rows_and_padding import Choice
 from hookline._harvest.run_batch import BatchRows, BatchRunner, bad_sample, is_fatal, run_singly
 from hookline._harvest.writer_threads import BufferPool, Countdown, PooledCopy, WriterThreads
+from hookline._jobs.fingerprints import digest
 from hookline._kernel import map_tensors, offload, share_tensor
 from hookline._progress import Bar, clock
 from hookline._store.disk_format import Manifest

@@ -15,8 +15,8 @@ from typing import Any, Protocol, overload
 import torch
 from torch import Tensor, nn
 
-from hookline._harvest.fingerprints import digest
 from hookline._harvest.rows_and_padding import NO_LABEL
+from hookline._jobs.fingerprints import digest
 from hookline._kernel import unwrap
 from hookline.errors import HooklineError, did_you_mean
 

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from hookline._store.remote_storage import RemoteStorage
 from hookline._untrusted_files import LONGEST, open_regular
-from hookline.errors import StoreError
+from hookline.errors import HooklineError, StoreError
 
 fcntl: ModuleType | None
 try:
@@ -112,6 +112,14 @@ class Storage(Protocol):
 
     def remove_temporary(self, folder: str) -> list[str]:
         """Remove the temporary files that killed writers left in a folder; return their names."""
+
+
+def full_path(to: str | os.PathLike[str]) -> str:
+    """Return what `to=` names, as a URL or a full path: another process may have another working folder."""
+    text = os.fsdecode(to)
+    if not text:
+        raise HooklineError("to='' is not a folder; '.' is the one you are in")
+    return text if "://" in text else os.path.abspath(text)
 
 
 def open_storage(path: str | os.PathLike[str]) -> Storage:

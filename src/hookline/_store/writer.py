@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -19,6 +19,7 @@ from types import TracebackType
 import torch
 from torch import Tensor
 
+from hookline._jobs.compare_specs import difference_of_specs, difference_of_versions
 from hookline._store.disk_format import (
     DATA,
     END,
@@ -44,15 +45,6 @@ from hookline._store.disk_format import (
 from hookline._store.storage import Storage
 from hookline.errors import StoreError, did_you_mean
 
-_DIGESTS = ("digest", "fingerprint", "first", "weights")  # Compared last: a message about them says least.
-_WORDS = {
-    "model.weights": "its model has other weights or modules",
-    **{
-        one: f"its {one} differs, or has other values (if it changes as it runs, give it a method fingerprint())"
-        for one in ("transform", "call", "loss")
-    },
-    **{f"data.{one}": "its data differ" for one in ("digest", "fingerprint", "first")},
-}
 _FILE = re.compile(r"([0-9]{8,15})-([0-9a-f]{16})(-[0-9]+)?\.safetensors")
 _SYNCS = 4  # How many files are flushed to disk at the same time.
 
@@ -262,11 +254,11 @@ def _check_complete(storage: Storage, manifest: Manifest) -> None:
 
 def _difference(found: Manifest, wanted: Manifest) -> str:
     """Return a description of the first difference between two manifests."""
-    ways = found.spec.get("digests"), wanted.spec.get("digests")
-    if ways[0] != ways[1]:  # Digests of different kinds can't be compared.
-        return ("another version of hookline or of Python began it, with other digests of models and functions "
-                f"({ways[0] or 1}, those of this run {ways[1]}): only that version can go on with it")  # fmt: skip
-    return _difference_of_arrays(found, wanted) or _difference_of_specs(found.spec, wanted.spec)
+    return (
+        difference_of_versions(found.spec, wanted.spec)
+        or _difference_of_arrays(found, wanted)
+        or difference_of_specs(found.spec, wanted.spec)
+    )
 
 
 def _difference_of_arrays(found: Manifest, wanted: Manifest) -> str:
@@ -279,37 +271,6 @@ def _difference_of_arrays(found: Manifest, wanted: Manifest) -> str:
         if theirs[name] != array:
             return f"it has {theirs[name]}, this run {array}"
     return "its arrays come in another order" if found.arrays != wanted.arrays else ""
-
-
-def _difference_of_specs(found: object, wanted: object, path: Iterable[str] = ()) -> str:
-    if isinstance(found, Mapping) and isinstance(wanted, Mapping):
-        for key in sorted({*found, *wanted}, key=lambda key: (key in _DIGESTS, str(key))):
-            difference = _difference_of_specs(found.get(key), wanted.get(key), (*path, str(key)))
-            if difference:
-                return difference
-        return ""
-    listed = list(wanted) if isinstance(wanted, tuple) else wanted
-    if found == listed:
-        return ""
-    name = ".".join(path)
-    both = f"{_short(found)}, that of this run {_short(listed)}"
-    if name == "batches.batch_size" and isinstance(found, int) and isinstance(listed, int):
-        return (
-            f"its batches have {found} samples (batch_size={found} continues it), those of this run have {listed}; "
-            "values may depend on which samples share a batch: a mean loss, batch statistics, rounding"
-        )
-    if name.startswith("model.code."):
-        return f"the code of its {name.removeprefix('model.code.')} differs ({name} {both})"
-    if name.startswith(("model.attributes.", "model.variables.")):
-        return f"its {name} is {both} (give a module that changes as it runs a method fingerprint())"
-    if name in _WORDS:
-        return f"{_WORDS[name]} ({name} {both})"
-    return f"its {name} is {both}"
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def _unclaimed_files(storage: Storage, folder: str) -> list[re.Match[str]]:

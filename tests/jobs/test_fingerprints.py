@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import hookline as hl
-from hookline._harvest.fingerprints import checksum, checksums, digest, function_text, model_digest
+from hookline._jobs.fingerprints import checksum, checksums, digest, function_text, model_digest
 from tests.support.harvest_models import X, changed, expected, net
 from tests.support.prepared_processes import prepared_processes
 

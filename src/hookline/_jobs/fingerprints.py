@@ -1,4 +1,4 @@
-"""Fingerprints: short texts by which a resumed harvest recognizes models, functions, tensors and data.
+"""Fingerprints: short texts by which a resumed job recognizes models, functions, tensors and data.
 
 `checksum` is for a tensor, `digest` for any nested value, `function_text` for a function (its code and the values it
 uses), and `model_digest` for a model (modules, code, every bit of its weights, attributes). `without_writes`,
@@ -28,9 +28,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hookline._kernel import children, is_shadow, unwrap
+from hookline._kernel import children, is_of_hookline, unwrap
 from hookline._torch import DYNAMO, non_persistent_buffers, saved_by_itself, stored_indices, stored_values
 
+DIGESTS = [2, "Python {}.{}".format(*sys.version_info)]  # Their version. Bytecode is in them, so they depend on Python.
 _SMALL = 1 << 14  # Tensors of at most this many bytes are hashed whole. Larger ones are hashed by sums.
 _ROW = 1 << 16  # 64-bit numbers that go into one sum.
 _ROWS = 64  # Rows summed at once on a GPU. A CPU takes fewer, so that they stay in its cache.
@@ -563,11 +564,16 @@ def model_digest(model: nn.Module, opaque: set[str] | None = None) -> dict[str, 
     return ModelDigest(model, Fingerprinter(_texts_of_model, opaque)).as_json()
 
 
-def function_text(function: Any, opaque: set[str] | None = None) -> str | None:
-    """Return a text that identifies a function by its code, its closure and the attributes of its object."""
+def function_text(function: Any, opaque: set[str] | None = None, model: nn.Module | None = None) -> str | None:
+    """Return a text that identifies a function by its code, its closure and the attributes of its object.
+
+    If it holds `model`, that is not looked into.
+    """
     if function is None or isinstance(function, str):
         return function
     name, known = getattr(function, "__qualname__", type(function).__qualname__), Fingerprinter(_texts_of_model, opaque)
+    if model is not None:
+        known.name(model, "the model")
     text = known.text(function)
     variables = [f"{key} {sorted(texts)}" for key, texts in sorted(known.variables.items())]
     return f"{name} {hash_texts([text, *variables])}"
@@ -637,7 +643,7 @@ def _is_of_wrapping(value: Any, module: nn.Module) -> bool:
     function = getattr(value, "func", value)  # accelerate sets a functools.partial as forward.
     code = getattr(function, "__globals__", {}).get("__name__", "") or type(value).__module__
     is_own = getattr(value, "__self__", None) is module and getattr(value, "__func__", None) is type(module).forward
-    return is_shadow(value) or is_own or code.startswith(_ELSEWHERE)
+    return is_of_hookline(value) or is_own or code.startswith(_ELSEWHERE)
 
 
 def _class(module: nn.Module) -> str:
