@@ -25,7 +25,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf")
 
 def forge(path: Path, tensors: list[Any], sites: list[Any], data: bytes = b"", **more: Any) -> None:
     """Write a file with a hostile manifest and correct checksums."""
-    header = files._header({"format": files._FORMAT, "tensors": tensors, "sites": sites, **more})
+    header = files._header({"format": files._format("cache"), "tensors": tensors, "sites": sites, **more})
     path.write_bytes(header + data)
 
 
@@ -168,7 +168,7 @@ def test_a_hostile_manifest_is_refused(path: Path, tensors: Any, sites: Any, dat
     try:
         forge(path, tensors, sites, data)
     except (ValueError, TypeError, KeyError):  # `_header` can't lay it out: write the manifest directly.
-        manifest = json.dumps({"format": files._FORMAT, "tensors": tensors, "sites": sites})
+        manifest = json.dumps({"format": files._format("cache"), "tensors": tensors, "sites": sites})
         text = json.dumps(
             {"__metadata__": {"hookline": manifest, "checksum": f"{zlib.crc32(manifest.encode()):08x}"}},
             separators=(",", ":"),
@@ -246,6 +246,6 @@ def test_a_cache_of_a_hundred_thousand_sites_is_read_and_one_of_millions_of_valu
     forge(path, tensors, nodes)
     assert path.stat().st_size > 10_000_000
     with open(path, "rb") as file:
-        assert len(files._manifest(file, path.stat().st_size)[0]["sites"]) == 100_000
+        assert len(files._manifest(file, path.stat().st_size, "cache")[0]["sites"]) == 100_000
     with pytest.raises(StoreError, match="too many values for one file"):
         files.write_file(path, {"h": [[0] * 4_000_000]}, overwrite=True)

@@ -90,9 +90,9 @@ def test_no_channel_at_all_is_no_picture(most):
 
 def test_numbers_by_layer_and_position_are_a_heat_map():
     values = {f"h.{layer}[:, {place}]": 10.0 * layer + place for layer in range(3) for place in range(12)}
-    figure = plot(values, base=1.0, label="logit difference", tokens=[f"t{place}" for place in range(12)])
+    figure = plot(values, label="logit difference", tokens=[f"t{place}" for place in range(12)])
     ax = drawn(figure).axes[0]
-    assert ax.images[0].get_array()[2, 11] == 30.0
+    assert ax.images[0].get_array()[2, 11] == 31.0
     assert labels_of(ax.xaxis)[11] == "t11"
     assert ax.get_ylabel() == "layer h.*[:, *]"
-    assert figure.axes[1].get_ylabel() == "change of logit difference"
+    assert figure.axes[1].get_ylabel() == "logit difference"

@@ -1,5 +1,7 @@
 """A cache as one safetensors file: nested values of every call, without pickle, written completely or not at all.
 
+Other results are saved in the same way under another name of the format: see `READERS`.
+
 `write_file` turns the values into a JSON manifest and a list of tensors (`Encoder`) and streams both to a temporary
 file, which it then renames. `read_file` checks every byte and rebuilds the values (`Decoder`), with their tensors on
 the CPU. Any safetensors reader can open the file: it has tensors "0", "1", ..., and the same view of the same
@@ -35,7 +37,8 @@ from hookline._torch import lazy_clone, storage_address, storage_id
 from hookline._untrusted_files import DTYPES, LONGEST, check_memory, check_parts, open_regular, parse_json, stored_dtype
 from hookline.errors import StoreError, first_line
 
-_FORMAT = ["hookline cache", 1]  # Name and version.
+READERS = {"cache": "hl.Cache.load", "sweep": "hl.Sweep.load"}  # What a file may hold, and what reads it.
+_VERSION = 1
 _START = b'{"__metadata__":{"hookline":"'  # The start of every header, up to the text of the manifest.
 _PIECE = 4 << 20  # Bytes copied at a time.
 _TEMPORARY, _STALE = ".hookline-temporary", 3600  # After so many seconds without a write, the writer must be dead.
@@ -49,6 +52,7 @@ def write_file(
     entries: Mapping[str, Sequence[Any]],
     gaps: Sequence[str] = (),
     *,
+    kind: str = "cache",
     overwrite: bool = False,
     scratch: bool = False,
 ) -> None:
@@ -56,6 +60,7 @@ def write_file(
 
     Args:
         gaps: The sites of which other calls were not kept.
+        kind: What the file holds, one of `READERS`.
         scratch: Whether the file is in a folder that only this process uses, and need not outlive it. It is not synced
             to disk.
     """
@@ -66,7 +71,7 @@ def write_file(
         encoder = Encoder()
         sites = [[site, encoder.calls(site, calls)] for site, calls in entries.items()]
         notes = [["0" * 8, str(tensor.dtype), list(tensor.shape)] for tensor in encoder.tensors]
-        manifest: dict[str, Any] = {"format": _FORMAT, "tensors": notes, "sites": sites}
+        manifest: dict[str, Any] = {"format": _format(kind), "tensors": notes, "sites": sites}
         manifest |= {"gaps": gaps} if gaps else {}
         needed = len(_header(manifest)) + sum(tensor.nbytes for tensor in encoder.tensors)
         size = f" ({needed:,} bytes)"
@@ -75,21 +80,21 @@ def write_file(
     except Problem as problem:
         raise StoreError(f"{name!r} was not written: {problem}") from problem.__cause__
     except OSError as error:
-        remedy = "see that its folder exists, may be written to and has room, or save less with cache.select(...)"
+        remedy = f"see that its folder exists, may be written to and has room, or save less with {kind}.select(...)"
         raise StoreError(f"{name!r} was not written{size}: {error.strerror or error}; {remedy}") from error
 
 
-def read_file(path: str | os.PathLike[str]) -> dict[str, list[Any]]:
+def read_file(path: str | os.PathLike[str], kind: str = "cache") -> dict[str, list[Any]]:
     """Return the values in a file that `write_file` wrote. Any other or damaged file raises StoreError."""
-    return read_cache(path)[0]
+    return read_cache(path, kind)[0]
 
 
-def read_cache(path: str | os.PathLike[str]) -> tuple[dict[str, list[Any]], list[str]]:
+def read_cache(path: str | os.PathLike[str], kind: str = "cache") -> tuple[dict[str, list[Any]], list[str]]:
     """Return the values in a file, and the sites of which other calls were not kept."""
     name = os.fspath(path)
     try:
         with open_regular(name) as file, torch.inference_mode(False), torch.no_grad():
-            return _load(file, os.fstat(file.fileno()).st_size)
+            return _load(file, os.fstat(file.fileno()).st_size, kind)
     except Problem as problem:
         raise StoreError(f"{name!r} {problem}") from problem.__cause__
     except OSError as error:
@@ -103,6 +108,11 @@ def read_cache(path: str | os.PathLike[str]) -> tuple[dict[str, list[Any]], list
         raise StoreError(
             f"{name!r} is damaged, its manifest makes no sense ({first_line(error)}); save it again"
         ) from error
+
+
+def _format(kind: str) -> list[Any]:
+    """Return the name and version of the format of a file."""
+    return [f"hookline {kind}", _VERSION]
 
 
 def _header(manifest: Mapping[str, Any]) -> bytes:
@@ -212,9 +222,9 @@ def _publish(temporary: str, target: str, overwrite: bool) -> None:
         os.rename(temporary, target)  # Some file systems have no links.
 
 
-def _load(file: BufferedReader, size: int) -> tuple[dict[str, list[Any]], list[str]]:
+def _load(file: BufferedReader, size: int, kind: str) -> tuple[dict[str, list[Any]], list[str]]:
     """Return the values in an open file of `size` bytes, and its sites with gaps."""
-    manifest, start = _manifest(file, size)
+    manifest, start = _manifest(file, size, kind)
     places = _places(manifest["tensors"])
     if size != start + max((end for *_, end in places), default=0):
         raise Problem("is cut short or too long; save it again")
@@ -235,7 +245,7 @@ def _load(file: BufferedReader, size: int) -> tuple[dict[str, list[Any]], list[s
     return entries, gaps
 
 
-def _manifest(file: BufferedReader, size: int) -> tuple[dict[str, Any], int]:
+def _manifest(file: BufferedReader, size: int, kind: str) -> tuple[dict[str, Any], int]:
     """Return the checked manifest of an open file, and where the data starts."""
     foreign = "or not a safetensors file (no pickle is ever opened: for a .pt use torch.load(path, weights_only=True))"
     head = file.read(8)
@@ -251,9 +261,12 @@ def _manifest(file: BufferedReader, size: int) -> tuple[dict[str, Any], int]:
     text, _ = json.JSONDecoder().raw_decode(head[8:].decode(), len(_START) - 1)
     manifest = parse_json(text)
     is_whole = f'"checksum":"{zlib.crc32(text.encode()):08x}"'.encode() in head
-    if manifest["format"] != _FORMAT and is_whole:
+    if manifest["format"] != _format(kind) and is_whole:
+        other = next((one for one in READERS if manifest["format"] == _format(one)), None)
+        if other is not None:
+            raise Problem(f"holds a {other}, not a {kind}; read it with {READERS[other]}(path)")
         raise Problem(
-            f"is of format {first_line(manifest['format'])}, but this hookline reads {_FORMAT}; update hookline"
+            f"is of format {first_line(manifest['format'])}, but this hookline reads {_format(kind)}; update hookline"
         )
     if not is_whole or _header(manifest) != head:
         raise Problem("is damaged: its header does not fit its checksum; save it again")

@@ -86,7 +86,8 @@ def explore(
             called. With a function, the model that it runs.
         tokens: The tokens of each sample as text, for labels.
         names: The names of the runs.
-        measured: A sweep, or {title: {site: number}}: a number measured with each place changed in turn.
+        measured: A sweep, or {title: {site: number}}: a number measured with each place changed in turn; or a tensor,
+            of which the page shows the mean.
         most: The most bytes the page may have; large values are thinned out, and the page says what it leaves out.
     """
     target, page = Path(to), template()

@@ -271,8 +271,8 @@ def _measurement(title: str, one: Mapping[Any, Any], numbers: Mapping[Site, int]
 
 
 def _scalar(value: Any, title: str) -> float | str:
-    if isinstance(value, Tensor) and value.numel() == 1:
-        value = value.item()
+    if isinstance(value, Tensor) and value.numel() and not value.is_complex():
+        value = value.double().mean().item()
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise HooklineError(f"measured={title!r}: a page shows one number for each place, not {type(value).__name__}")
     return number(float(value))

@@ -28,6 +28,7 @@ from hookline._plot.figures_and_scales import (
 from hookline._plot.plot_data import (
     FAR,
     POSITIVE,
+    Axis,
     Depth,
     NamedTensor,
     PlotOptions,
@@ -79,16 +80,36 @@ def depth(many: Mapping[str, NamedTensor], ax: Axes | None, options: PlotOptions
     else:
         heights = {name: measure(dense(one.tensor), options.statistic) for name, one in many.items()}
         label, is_positive = statistic_name(options.statistic), options.statistic in POSITIVE
-    places, lines = _lines(heights, label)
+    log = is_positive and _is_wide(heights.values()) if options.log is None else options.log
+    ax = _heights_over(ax, *_lines(heights, label), label, log, options.base)
+    entitle(ax, options.title, f"{label} over depth", about(many), options.note)
+    return ax
+
+
+def along(values: Tensor, axes: Mapping[str, Axis], ax: Axes | None, options: PlotOptions) -> Axes:
+    """Draw numbers along one named axis, and the one without a change."""
+    (axis,) = axes.values()
+    label = options.label or "value"
+    line = PlotLine(label, list(range(len(values))), values.tolist(), False)
+    is_short = all(map(str.isdigit, axis.labels))
+    ax = _heights_over(
+        ax, Depth({}, list(axis.labels), axis.title, by_layer=is_short), [line], label, False, options.base
+    )
+    entitle(ax, options.title, f"{label} by {axis.title}", options.note)
+    return ax
+
+
+def _heights_over(
+    ax: Axes | None, places: Depth, lines: list[PlotLine], label: str, log: bool, base: float | None
+) -> Axes:
+    """Draw lines over depth or another axis, and the height without a change."""
     ax = _axes(ax, places, [line.label for line in lines])
-    log = (is_positive and _is_wide(heights.values())) if options.log is None else options.log
-    _scale(ax, places, label, log, heights.values())
+    _scale(ax, places, label, log, [height for line in lines for height in line.heights])
     _draw(ax, lines)
     _mark(ax, [(line, ["" if math.isfinite(height) else "not finite" for height in line.heights]) for line in lines])
-    if options.base is not None:
-        ax.axhline(options.base, color="#555555", linestyle="--", linewidth=1, label=f"unchanged: {options.base:.4g}")
+    if base is not None:
+        ax.axhline(base, color="#555555", linestyle="--", linewidth=1, label=f"unchanged: {base:.4g}")
     _legend(ax)
-    entitle(ax, options.title, f"{label} over depth", about(many), options.note)
     return ax
 
 

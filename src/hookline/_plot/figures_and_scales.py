@@ -91,6 +91,12 @@ def scale_of(values: Tensor, log: bool | None = False) -> Scale:
     return Scale(start, end, PLAIN, False, _extend(low, high, start, end))
 
 
+def scale_of_changes(values: Tensor) -> Scale:
+    """Return a colour scale around 0 that has room for the largest change, however few changes are large."""
+    most = values[values.isfinite()].abs().amax().item() if bool(values.isfinite().any()) else 0.0
+    return Scale(-(most or 1.0), most or 1.0, SIGNED, False, "neither")
+
+
 def refuse_log(least: float) -> None:
     """Raise, for a logarithmic scale, if the smallest number is negative."""
     if least < 0:

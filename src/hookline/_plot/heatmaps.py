@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from matplotlib.axes import Axes
@@ -27,6 +28,7 @@ from hookline._plot.figures_and_scales import (
     name_colours,
     numbered,
     scale_of,
+    scale_of_changes,
 )
 from hookline._plot.plot_data import (
     POSITIVE,
@@ -95,10 +97,9 @@ def attention(one: NamedTensor, ax: Axes | None, options: PlotOptions) -> Axes |
     scale, label = weights_of(numbers, heads[None], options.log)
     keys = token_labels(options.tokens, options.sample, heads.shape[2], one.name)
     queries = keys if heads.shape[1] == heads.shape[2] else None
-    panels = _Panels(
-        numbers, scale, label, queries or numbered(heads.shape[1]), keys or numbered(heads.shape[2]),
-        [f"head {head}" for head in range(len(kept))],
-    )  # fmt: skip
+    down = Axis(queries or numbered(heads.shape[1]), "query")
+    across = Axis(keys or numbered(heads.shape[2]), "key")
+    panels = _Panels(numbers, scale, label, down, across, [f"head {head}" for head in range(len(kept))])
     about = (options.title, one.name, one.what, which, some, options.note)
     return _one_panel(panels, ax, about) if len(kept) == 1 else _many_panels(panels, about)
 
@@ -117,22 +118,31 @@ class _Panels(NamedTuple):
     numbers: MaskedNumbers
     scale: Scale
     label: str
-    queries: Sequence[str]
-    keys: Sequence[str]
+    down: Axis
+    across: Axis
     names: Sequence[str]
+    aspect: Literal["equal", "auto"] = "equal"
 
-    def draw(self, ax: Axes, panel: int, room: float | None = None) -> AxesImage:
-        """Draw one of the matrices."""
-        image = heat(ax, self.numbers.part(panel), self.scale)
-        ratio = len(self.queries) / len(self.keys)
-        label_x(ax, self.keys, "key", room=room)
-        label_y(ax, self.queries, "query", room=None if room is None else room * ratio)
+    def draw(self, ax: Axes, panel: int, room: tuple[float, float] | None = None) -> AxesImage:
+        """Draw one of the matrices into axes; `room` is their width and height in inches."""
+        image = heat(ax, self.numbers.part(panel), self.scale, aspect=self.aspect)
+        wide, high = room or (None, None)
+        label_x(ax, *self.across, room=wide)
+        label_y(ax, *self.down, room=high)
         ax.tick_params(length=2)
         return image
 
+    def room(self, across: int) -> tuple[float, float]:
+        """Return the width and height of each panel in inches if there are so many beside each other."""
+        rows, columns = len(self.down.labels), len(self.across.labels)
+        if self.aspect == "equal":
+            side = 2.0 if across <= 4 else 1.1
+            return side, side * rows / columns
+        return min(max(2.0, 0.14 * columns), 7.0 / across), min(max(0.8, 0.14 * rows), 2.4)
+
 
 def _one_panel(panels: _Panels, ax: Axes | None, about: Sequence[str | None]) -> Axes:
-    rows, columns = len(panels.queries), len(panels.keys)
+    rows, columns = len(panels.down.labels), len(panels.across.labels)
     size = min(max(3.0, 0.2 * columns), 6.0)
     ax = axes_for(ax, size + 1.6, min(max(2.6, size * rows / columns + 1.4), 8.0))
     image = panels.draw(ax, 0)
@@ -143,19 +153,18 @@ def _one_panel(panels: _Panels, ax: Axes | None, about: Sequence[str | None]) ->
 
 
 def _many_panels(panels: _Panels, about: Sequence[str | None]) -> Figure:
-    """Draw one panel for each head, with labels only at the left and at the bottom."""
+    """Draw one panel for each head or layer, with labels only at the left and at the bottom."""
     total = len(panels.names)
     across = min(total, 4 if total <= 16 else 8)
     down = math.ceil(total / across)
-    side = 2.0 if across <= 4 else 1.1
-    high = side * len(panels.queries) / len(panels.keys)
-    beside = 0.065 * max(map(len, panels.queries)), 0.065 * max(map(len, panels.keys))
+    wide, high = panels.room(across)
+    beside = 0.065 * max(map(len, panels.down.labels)), 0.065 * max(map(len, panels.across.labels))
     figure = NotebookFigure(
-        figsize=((side + 0.1) * across + beside[0] + 1.3, (high + 0.25) * down + beside[1] + 0.95), layout="compressed"
+        figsize=((wide + 0.1) * across + beside[0] + 1.3, (high + 0.25) * down + beside[1] + 0.95), layout="compressed"
     )
     axes = [figure.add_subplot(down, across, panel + 1) for panel in range(total)]
     for panel, ax in enumerate(axes):
-        image = panels.draw(ax, panel, side)
+        image = panels.draw(ax, panel, (wide, high))
         ax.set_title(panels.names[panel], fontsize="small", pad=3)
         if panel % across:
             ax.set_ylabel("")
@@ -284,23 +293,53 @@ def grid(many: Mapping[str, NamedTensor], ax: Axes | None, options: PlotOptions)
         values[rows.index(row), columns.index(column)] = float(dense(many[name].tensor))
     tokens = token_labels(options.tokens, options.sample, len(columns), family.template)
     across = Axis(columns, "position") if tokens is None else Axis(tokens, "token")
-    label, notes = options.label or "value", [options.note]
-    if options.base is not None:
-        values, label, notes = values - options.base, f"change of {label}", [f"unchanged: {options.base:.4g}", *notes]
-    return _grid(
-        ax, options, values, (Axis(rows, f"layer {family.template}"), across), label, options.log or False, notes
-    )
+    down = Axis(rows, f"layer {family.template}")
+    return _grid(ax, options, values, (down, across), options.label or "value", options.log or False, [options.note])
+
+
+def grid_map(values: Tensor, axes: Mapping[str, Axis], ax: Axes | None, options: PlotOptions) -> Axes:
+    """Draw the changes of numbers along two named axes."""
+    down, across = axes.values()
+    changes, unchanged = _changes(values, options)
+    scale = scale_of_changes(changes)
+    origin = "lower" if down.title == "layer" else "upper"
+    return _grid(ax, options, changes, (down, across), "change", False, (unchanged, options.note), scale, origin)
+
+
+def grid_maps(values: Tensor, axes: Mapping[str, Axis], ax: Axes | None, options: PlotOptions) -> Figure:
+    """Draw the changes of numbers along three or more named axes: a panel for each layer, or whatever comes first."""
+    *several, down, across = axes.values()
+    if ax is not None:
+        name = several[0].title
+        raise HooklineError(f"there is a map for each {name}, and ax= is one: leave ax= out, or select one {name}")
+    names = [
+        ", ".join(f"{axis.title} {label}" for axis, label in zip(several, labels, strict=True))
+        for labels in itertools.product(*(axis.labels for axis in several))
+    ]
+    changes, unchanged = _changes(values.reshape(len(names), *values.shape[-2:]), options)
+    kept = changes[:_MOST_PANELS]
+    some = f"the first {len(kept)} of {len(names)}" if len(kept) < len(names) else ""
+    numbers = numbers_of(kept)
+    panels = _Panels(numbers, scale_of_changes(kept), "change", down, across, names[: len(kept)], aspect="auto")
+    what = f"change by {', '.join(axis.title for axis in several)}, {down.title} and {across.title}"
+    return _many_panels(panels, (options.title, what, unchanged, some, options.note))
+
+
+def _changes(values: Tensor, options: PlotOptions) -> tuple[Tensor, str]:
+    """Return how far numbers are from the one that was measured without a change, and a note with that one."""
+    base = options.base or 0.0
+    return values - base, f"{options.label} without a change: {base:.4g}"
 
 
 def _grid(
     ax: Axes | None, options: PlotOptions, values: Tensor, sides: tuple[Axis, Axis], label: str, log: bool | None,
-    notes: Sequence[str],
+    notes: Sequence[str], scale: Scale | None = None, origin: str = "lower",
 ) -> Axes:  # fmt: skip
     down, across = sides
     numbers = numbers_of(values)
-    scale = scale_of(numbers.values, log)
+    scale = scale or scale_of(numbers.values, log)
     ax = axes_for(ax, min(max(4.6, 2.2 + 0.22 * len(across.labels)), 8.0), height_of(len(values), least=3.0))
-    image = heat(ax, numbers, scale, aspect="auto", origin="lower")
+    image = heat(ax, numbers, scale, aspect="auto", origin=origin)
     label_y(ax, *down)
     label_x(ax, *across)
     colour_bar(image, ax, scale, label)

@@ -10,11 +10,13 @@ from torch import Tensor, nn
 
 from hookline._option_checks import refuse_flags_or_none, refuse_numbers, refuse_texts, short_text
 from hookline._plot.plot_data import (
+    POSITIONS,
     NamedTensor,
     PlotOptions,
     dense,
     families,
     full_shape,
+    grid_labels,
     is_drawable,
     is_gradient,
     kind_of,
@@ -270,6 +272,28 @@ def plot_curves(
     _refuse_other_axes(ax)
     charts, _ = _painters()
     drawn: Axes = charts.curves(values, ax, along, numbers, PlotOptions(log=log, title=title, label=label))
+    return drawn if ax is not None else cast("Figure", drawn.figure)
+
+
+def plot_grid(
+    values: Tensor, axes: Mapping[str, Sequence[int | str]], *, base: float, pattern: str = "", ax: Axes | None = None,
+    tokens: Any = None, title: str | None = None,
+) -> Figure | Axes:  # fmt: skip
+    """Draw numbers along named axes: one axis as a curve, two as a map of changes, more as a map for each layer.
+
+    Args:
+        base: The number that was measured without any change to the model.
+        pattern: The sites of the numbers.
+        tokens: Labels of the positions.
+    """
+    _refuse_other_axes(ax)
+    if tokens is not None and not any(name in POSITIONS for name in axes):
+        raise HooklineError(f"tokens= are labels of positions, and what varies here is {' and '.join(axes)}")
+    labelled = {name: grid_labels(name, labels, tokens) for name, labels in axes.items()}
+    charts, heatmaps = _painters()
+    options = PlotOptions(title=title, base=base, label="measured", note=pattern)
+    draw = charts.along if len(axes) == 1 else heatmaps.grid_map if len(axes) == 2 else heatmaps.grid_maps
+    drawn: Figure | Axes = draw(values, labelled, ax, options)
     return drawn if ax is not None else cast("Figure", drawn.figure)
 
 

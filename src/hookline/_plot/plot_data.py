@@ -410,8 +410,29 @@ def thinned(count: int, most: int) -> range:
     return range(0, count, next(step for step in steps if count <= step * max(most, 1)))[: max(count, 1)]
 
 
-def token_labels(tokens: Any, sample: int, count: int, name: str) -> list[str] | None:
-    """Return the labels of one sample's tokens; `tokens` has those of this sample, or of every sample."""
+POSITIONS = ("position", "query", "key")  # The names of axes along which tokens lie.
+
+
+def grid_labels(name: str, labels: Sequence[int | str], tokens: Any) -> Axis:
+    """Return the labels of an axis of a grid as text. `tokens` has those of all positions, or of those in the grid."""
+    texts = [str(label) for label in labels]
+    if tokens is None or name not in POSITIONS:
+        return Axis(texts, name)
+    given = token_labels(tokens, 0, None, name)
+    assert given is not None
+    numbers = [label for label in labels if isinstance(label, int)]
+    if len(numbers) == len(labels) and all(-len(given) <= number < len(given) for number in numbers):
+        return Axis([given[number] for number in numbers], "token" if name == "position" else name)
+    if len(given) == len(labels):
+        return Axis(given, "token" if name == "position" else name)
+    raise HooklineError(f"tokens= has {len(given)} labels, but there are {len(labels)} positions, up to {texts[-1]}")
+
+
+def token_labels(tokens: Any, sample: int, count: int | None, name: str) -> list[str] | None:
+    """Return the labels of one sample's tokens; `tokens` has those of this sample, or of every sample.
+
+    Raise if there are not `count`.
+    """
     if tokens is None:
         return None
     given = tokens.tolist() if hasattr(tokens, "tolist") else list(tokens)
@@ -419,7 +440,7 @@ def token_labels(tokens: Any, sample: int, count: int, name: str) -> list[str] |
         if not -len(given) <= sample < len(given):
             raise HooklineError(f"tokens= has labels of {len(given)} samples, and sample={sample} is not among them")
         given = list(given[sample])
-    if len(given) != count:
+    if count is not None and len(given) != count:
         raise HooklineError(f"tokens= has {len(given)} labels, but {name!r} has {count} tokens")
     return [_readable(str(token)) for token in given]
 

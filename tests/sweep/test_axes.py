@@ -1,0 +1,139 @@
+"""The axes of a sweep: how sites become a grid, and what the dimensions of values are called."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import hookline as hl
+from hookline._sweep.axes import SweepGrid, dimension_names, find_grid
+
+HEADS = ("sample", "head", "query", "key")
+TOKENS = ("sample", "position", "neuron")
+
+
+@pytest.mark.parametrize(
+    ("sites", "dimensions", "axes"),
+    [
+        (["h.0.mlp", "h.1.mlp"], (), {"layer": [0, 1]}),
+        (["h.10", "h.9"], (), {"layer": [9, 10]}),
+        (["conv1", "conv2"], (), {"layer": [1, 2]}),
+        (["conv1", "conv2", "fc"], (), {"module": ["conv1", "conv2", "fc"]}),
+        (["h.5.mlp.0", "h.5.mlp.2"], (), {"mlp": [0, 2]}),
+        (["h.0.experts.3", "h.1.experts.2"], (), {"layer": [0, 1], "experts": [2, 3]}),
+        (["h.0.attn", "h.0.mlp", "h.1.attn"], (), {"layer": [0, 1], "module": ["attn", "mlp"]}),
+        (["h.0:input", "h.0", "h.1"], (), {"layer": [0, 1], "module": [":input", "h.*"]}),
+        (["enc.0.a.x", "dec.0.a.x"], (), {"module": ["enc", "dec"]}),
+        (["h.0.attn/softmax[:, 3]", "h.1.attn/softmax[:, 0]"], HEADS, {"layer": [0, 1], "head": [0, 3]}),
+        (["h.0.attn/softmax[:, 1]", "h.0.attn/softmax[:, 2]"], (), {"head": [1, 2]}),
+        (["h.0[:, 2]", "h.0[:, -1]", "h.0[:, 0]"], TOKENS, {"position": [0, 2, -1]}),
+        (["h.0[:, 1:3]", "h.0[:, 4]"], TOKENS, {"position": ["1:3", 4]}),
+        (["h.0[..., 7]", "h.0[..., 8]"], TOKENS, {"neuron": [7, 8]}),
+        (["h.0[:, 1, 5]", "h.0[:, 2, 6]"], TOKENS, {"position": [1, 2], "neuron": [5, 6]}),
+        (["h.0[:, 1]", "h.0[:, 2]"], (), {"dim 1": [1, 2]}),
+        (["h.0[0][:, 1]", "h.0[1][:, 1]"], TOKENS, {"part": [0, 1]}),
+        (['h.0["a"]', 'h.0["b"]'], (), {"part": ["a", "b"]}),
+        (["h.0[:, @3]", "h.0[:, @4]"], (), {"position": [3, 4]}),
+        (["h.0[:, @prompt[-1]]", "h.0[:, @new]"], (), {"position": ["prompt[-1]", "new"]}),
+        (["h.0#0", "h.0#1"], (), {"call": [0, 1]}),
+        (["h.0#0/relu", "h.0#1/relu"], (), {"outer call": [0, 1]}),
+        (["embed"], (), {"site": ["embed"]}),
+        (["h.0.a.1[:, 1]", "h.1.a.2[:, 2]"], TOKENS, {"layer": [0, 1], "a": [1, 2], "position": [1, 2]}),
+    ],
+)
+def test_the_axes_of_a_grid_are_named_by_what_varies(sites, dimensions, axes):
+    found = find_grid(sites, dict.fromkeys(sites, dimensions) if dimensions else {})
+    assert found.axes == axes
+    assert len({*found.cells.values()}) == len(sites)
+
+
+def test_the_pattern_of_a_grid_has_a_star_for_what_varies_and_the_call_that_all_places_have():
+    sites = [f"h.{layer}.attn/matmul#1[:, {head}]" for layer in range(2) for head in range(2)]
+    assert find_grid(sites, {}).pattern == "h.*.attn/matmul#1[:, *]"
+    assert find_grid(["h.5.mlp.0", "h.5.mlp.2"], {}).pattern == "h.5.mlp.*"
+    assert find_grid(["h.0#0", "h.0#1"], {}).pattern == "h.0"
+    assert find_grid(["h.0.attn", "h.0.mlp"], {}).pattern == ""
+
+
+def test_two_axes_never_have_one_name():
+    found = find_grid(["h.0.h.1", "h.1.h.0", "h.0.h.0"], {})
+    assert list(found.axes) == ["layer", "h"]
+    found = find_grid(["a.0.layer.1.layer.5", "a.1.layer.0.layer.6"], {})
+    assert list(found.axes) == ["layer", "layer 2", "layer 3"]
+
+
+@given(st.permutations([*itertools.product(range(3), range(2), range(11))]), st.integers(1, 66))
+def test_each_place_has_its_own_cell_whatever_the_order_and_whatever_is_missing(cells, number):
+    sites = {f"h.{layer}.attn.z[:, {head}, {place}]": (layer, head, place) for layer, head, place in cells[:number]}
+    names = ("sample", "head", "position", "neuron")
+    found = find_grid(list(sites), dict.fromkeys(sites, names))
+    for site, cell in sites.items():
+        where = dict(zip(found.axes, found.cells[site], strict=True))
+        for name, label in zip(("layer", "head", "position"), cell, strict=True):
+            assert name not in found.axes or found.axes[name][where[name]] == label
+
+
+@pytest.mark.parametrize(
+    ("sites", "message"),
+    [
+        (
+            ["embed", "h.0.mlp", "h.1.mlp"],
+            r"'embed' has no number in its name, and 'h.0.mlp' has 1 number in its name; .* found.select\('h.\*.mlp'\)",
+        ),
+        (["h.0.mlp", "h.1.mlp", "h.1.mlp.2"], r"'h.1.mlp.2' has 2 numbers in its name"),
+        (
+            ["h.0[:, 0]", "h.0[:, 1]", "h.0"],
+            r"'h.0' has no subscript, and 'h.0\[:, 0\]' has the subscript \[:, 0\]; .*'h.\*\[:, \*\]'",
+        ),
+    ],
+)
+def test_places_that_form_no_grid_are_named_with_what_to_select(sites, message):
+    with pytest.raises(hl.HooklineError, match=message):
+        find_grid(sites, {})
+
+
+def test_subscripts_that_mean_different_things_form_no_grid():
+    dimensions = {"h.0.attn/softmax[:, 1]": HEADS, "h.0.mlp[:, 1]": TOKENS, "h.0.mlp[:, 2]": TOKENS}
+    with pytest.raises(hl.HooklineError, match="'h.0.attn/softmax.*' has a subscript for its head, .* its position"):
+        find_grid(list(dimensions), dimensions)
+
+
+def test_a_sweep_without_places_has_no_grid():
+    with pytest.raises(hl.HooklineError, match="no places in this sweep"):
+        find_grid([], {})
+
+
+@pytest.mark.parametrize(
+    ("site", "shape", "width", "names"),
+    [
+        ("h.0", (2, 9, 8), 9, TOKENS),
+        ("h.0", (9, 2, 8), 9, ("position", "sample", "neuron")),
+        ("h.0", (2, 8), None, ("sample", "neuron")),
+        ("h.0", (2, 3, 9, 4), 9, ("sample", "head", "position", "neuron")),
+        ("h.0", (2, 9, 3, 4), 9, ("sample", "position", "head", "neuron")),
+        ("h.0", (2, 3, 9, 9), 9, HEADS),
+        ("h.0/softmax", (2, 3, 5, 7), None, HEADS),
+        ("h.0/softmax", (2, 5, 5), None, ("sample", "query", "key")),
+        ("h.0/scaled_dot_product_attention", (2, 3, 9, 4), None, ("sample", "head", "position", "neuron")),
+        ("conv1", (2, 3, 5, 5), None, ("sample", "channel", "row", "column")),
+        ("h.0", (3,), None, ("dim 0",)),
+    ],
+)
+def test_the_dimensions_of_a_value_are_named_by_the_site_its_shape_and_the_tokens(site, shape, width, names):
+    assert dimension_names(hl.Site.parse(site), shape, width) == names
+
+
+def test_a_grid_prints_as_a_table_and_a_wide_one_without_its_middle():
+    small = SweepGrid(torch.tensor([[1.0, 2.5], [float("nan"), 4.0]]), {"layer": [0, 3], "head": [1, 2]})
+    assert str(small).splitlines() == [
+        "grid of 2 layers × 2 heads", "layer    1    2", "─────  ───  ───", "0        1  2.5", "3      nan    4",
+    ]  # fmt: skip
+    wide = SweepGrid(torch.arange(40.0).view(1, 40), {"layer": [0], "position": list(range(40))})
+    assert str(wide).splitlines()[1].split() == ["layer", *"012345", "…", "35", "36", "37", "38", "39"]
+    assert str(SweepGrid(torch.ones(2), {"head": [0, 1]})).splitlines()[0] == "grid of 2 heads"
+    deep = SweepGrid(torch.ones(2, 1, 3), {"layer": [0, 1], "head": [0], "position": [0, 1, 2]})
+    assert str(deep).startswith("grid of 2 layers × 1 head × 3 positions; grid.values is a tensor")
