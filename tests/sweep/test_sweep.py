@@ -194,13 +194,14 @@ def test_the_table_shows_what_was_measured_also_where_the_change_is_no_number():
 @pytest.mark.parametrize("measure", [None, 3, "loss", torch.ones(1), [1.0]])
 def test_what_can_not_be_called_is_no_measure(measure: Any) -> None:
     with pytest.raises(
-        hl.HooklineError, match=r"measure is a function that runs the model .*`lambda: loss\(model\(x\)\)`, not"
+        hl.HooklineError,
+        match=r"without run=, metric is a function that runs the model, .*`lambda: loss\(model\(x\)\)`, not",
     ):
         hl.sweep(mlp(), "0", measure)
 
 
 def test_a_measure_that_needs_arguments_is_refused_before_anything_runs() -> None:
-    with pytest.raises(hl.HooklineError, match=r"measure is called without arguments.*<lambda>\(model\) can't be"):
+    with pytest.raises(hl.HooklineError, match=r"metric is a function that runs the model.*<lambda>\(model\) can't be"):
         hl.sweep(mlp(), "0", lambda model: 1.0)  # type: ignore[arg-type, misc]
     with pytest.raises(hl.EditError, match="edit= takes a function of the value, not 3; patch= puts a value in"):
         hl.sweep(mlp(), "0", lambda: 1.0, edit=3)  # type: ignore[arg-type]
@@ -234,7 +235,7 @@ def test_a_sweep_is_read_by_any_spelling_of_a_site_and_says_what_it_does_not_hav
 def test_an_empty_mapping_and_an_array_that_is_measured_are_refused_with_their_reason(model, x) -> None:
     with pytest.raises(hl.EditError, match="sweep what"):
         hl.sweep(model, {}, lambda: model(x).sum())
-    with pytest.raises(hl.HooklineError, match="measure returns a number or a tensor, not ndarray"):
+    with pytest.raises(hl.HooklineError, match="metric returns a number or a tensor, not ndarray"):
         hl.sweep(model, "h.*", lambda: model(x).detach().numpy())
     found = hl.sweep(model, "h.*", lambda: model(x).detach().numpy().mean())
     assert found.base == pytest.approx(model(x).mean().item())

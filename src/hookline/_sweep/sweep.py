@@ -2,263 +2,144 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
-import math
+import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from hookline import Cache, Hooks, Site, capture
-from hookline._kernel import (
-    NOTHING,
-    Where,
-    describe,
-    raise_if_all_miss,
-    refuse_flags_or_none,
-    refuse_several_calls,
-    refuse_texts,
-    short_form,
-)
-from hookline._progress import Bar
-from hookline._tables import Table, Tabular, count
-from hookline._tables.terminal import bar
-from hookline._torch import AnyDropout
-from hookline.errors import EditError, HooklineError, NotCaptured, did_you_mean, warn
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-_BAR = 20
-
-
-class Sweep(Tabular, Mapping[str, Any]):
-    """The measurement with each place changed, in the order in which places fire; prints as a table with bars.
-
-    `base` is the one without a change. Single numbers are floats; a tensor with several elements stays a tensor.
-    """
-
-    def __init__(self, base: Any, measured: Mapping[str, Any], change: str = "changed") -> None:
-        self.base = base
-        self._measured = dict(measured)
-        self._change = change
-
-    def __getitem__(self, site: str | Site) -> Any:
-        if not isinstance(site, (str, Site)):
-            raise NotCaptured(f"a sweep is read by site, not by {type(site).__name__}")
-        name = str(Site.parse(site) if isinstance(site, str) else site)
-        if name not in self._measured:
-            raise NotCaptured(f"'{name}' was not measured in this sweep{did_you_mean(name, self._measured)}")
-        return self._measured[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._measured)
-
-    def __len__(self) -> int:
-        return len(self._measured)
-
-    def plot(
-        self, kind: str | None = None, *, ax: Axes | None = None, tokens: Any = None, title: str | None = None
-    ) -> Figure | Axes:
-        """Plot the measurements over the places. If the sites differ in two numbers, plot a map over both."""
-        from hookline._plot.plot import plot
-
-        if title is not None:
-            refuse_texts(title=title)
-        numbers = {site: _number(value) for site, value in self.items()}
-        base = _number(self.base)
-        return plot(numbers, kind, ax=ax, tokens=tokens, title=title, base=base, label="measured")
-
-    def _table(self) -> Table:
-        base = _number(self.base)
-        changes = {site: _number(value) - base for site, value in self._measured.items()}
-        weights = [abs(change) if math.isfinite(change) else math.inf for change in changes.values()]
-        most = max((weight for weight in weights if weight < math.inf), default=0.0) or 1.0
-        rows = [
-            (site or '""', f"{_number(self._measured[site]):.4g}", f"{change:+.4g}", bar(weight / most, _BAR))
-            for (site, change), weight in zip(changes.items(), weights, strict=True)
-        ]
-        what = "mean of what was measured" if isinstance(self.base, Tensor) else "measured"
-        title = f"{count(len(rows), 'place')}, one at a time {self._change}; {what} without: {base:.4g}"
-        return Table(("site", "measured", "change", ""), rows, title, weights=weights)
+from hookline._jobs.ray_pool import check_engine
+from hookline._kernel import NOTHING, Where, describe, refuse_flags_or_none, refuse_numbers
+from hookline._store.storage import full_path
+from hookline._sweep.changes import Change
+from hookline._sweep.job import SweepJob
+from hookline._sweep.portions import Measured, PackCounts
+from hookline._sweep.result import Sweep, with_values
+from hookline._sweep.share import sweep_shared
+from hookline._tables import count
+from hookline.errors import HooklineError
 
 
 def sweep(
-    model: nn.Module,
+    model: nn.Module | Callable[..., Any],
     where: Where | Mapping[Any, Any],
-    measure: Callable[[], Any],
+    metric: Callable[..., Any] | list[Callable[..., Any]],
     *,
+    run: Any = None,
     patch: Any = NOTHING,
     edit: Callable[[Any], Any] | None = None,
     skip: bool = False,
+    against: Any = None,
+    metric_at: Where | None = None,
+    batch: int | None = None,
     progress: bool | None = None,
+    to: str | os.PathLike[str] | None = None,
+    share: bool | None = None,
+    engine: str | None = None,
+    workers: int | None = None,
 ) -> Sweep:
     """Measure a model with one place at a time changed: set to zero by default.
 
     >>> model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4, bias=False))
-    >>> found = sweep(model, "*", lambda: model(Tensor(1, 4).fill_(1.0)).norm())
+    >>> found = sweep(model, "*", lambda output: output.norm(), run=(Tensor(1, 4).fill_(1.0),))
     >>> list(found), found["2"]
     (['0', '1', '2'], 0.0)
+
+    With `run=`, many places share a run: the batch holds a copy of the inputs for each. Modules that are over before
+    the first change are not run again. The result is that of one run for each place.
 
     Args:
         where: The places; `[*]` and `/*` stand for all places that a first run finds. Or a Cache or mapping from site
             to value, for example from another run: its values are put in one at a time.
-        measure: Runs the model, and returns a number or a tensor.
-        patch: The value to put in instead of zero.
+        metric: With `run=`, a function of the model's output, which returns a number or a tensor. It gets the output
+            for each place by itself. For several batches, also a list of functions, one for each. Without `run=`, a
+            function without arguments that runs the model.
+        run: What the model is called with: a tuple of arguments, or a dict of keywords. A list of these is several
+            batches, whose measurements are joined.
+        patch: The value to put in instead of zero. "mean" is the mean over the rows of the batch, "resample" the value
+            of another row.
         edit: A function whose result replaces the value that passes.
         skip: Skip each module: it returns its input.
+        against: Where the values come from that are put in: the arguments of another run, as for `run`, or a Cache;
+            or for `patch="mean"` a Store.
+        metric_at: A site whose value the metric gets instead of the output. What comes after it is not computed.
+        batch: How many copies of the inputs a run may have, the unchanged one included; 1 runs each place alone. By
+            default, as many as memory allows.
         progress: Whether to show a progress bar; None shows it in a terminal.
+        to: A folder, or a URL that fsspec can open, for what was measured. The same call goes on where it stopped.
+        share: Divide the places among the processes of a launcher, such as torchrun. None does so if each of them has
+            the whole model.
+        engine: None runs in this process. "ray" runs on Ray, which gets the model, or a function that makes it.
+        workers: How many processes Ray starts. None starts one for each GPU or, if there are none, each CPU.
     """
-    refuse_flags_or_none(progress=progress)
-    change = _Change(where, patch, edit, skip)
-    _refuse_measure(measure)
-    _warn_of_dropout(model)
-    base, sites = _first_run(model, change, measure)
-    measured: dict[str, Any] = {}
-    with Bar("sweep", total=len(sites), progress=progress) as shown:
-        for site, key in sites.items():
-            shown.advance(0, str(site))
-            hooks = short_form(model)
-            change.add(hooks, site, key)
-            with hooks:
-                measured[str(site)] = _checked(measure())
-            shown.advance(1, str(site))
-    if edit is not None and not change.does_edit:
-        raise EditError(
-            f"{change.name} returned None at every place, which leaves the value as it is; return the new one"
-        )
-    return Sweep(base, measured, str(change))
+    refuse_flags_or_none(progress=progress, share=share)
+    check_engine(engine, workers)
+    if batch is not None:
+        refuse_numbers(1, batch=batch)
+    if to is not None and not isinstance(to, (str, os.PathLike)):
+        raise HooklineError(f"to= is a folder or a URL, not {describe(to)}")
+    if run is None:
+        _refuse_without_run(metric_at=metric_at, batch=batch)
+    runs = _each_run(run)
+    sources = _each_run(against) if isinstance(against, list) and run is not None else [against] * len(runs)
+    if len(sources) != len(runs):
+        raise HooklineError(f"run= has {len(runs)} batches and against= has {len(sources)}; give one for each")
+    where = list(where) if isinstance(where, Iterator) else where  # It is read for each batch.
+    changes = [Change(where, patch, edit, skip, source) for source in sources]
+    job = SweepJob(model, metric, runs, changes, metric_at, batch, may_make=engine == "ray")
+    shared = sweep_shared(job, None if to is None else full_path(to), share, engine, workers, progress)
+    if shared is None:
+        labels = [f"sweep {number} of {len(runs)}" if len(runs) > 1 else "sweep" for number in range(1, len(runs) + 1)]
+        shared = [job.sweeper(number).sweep(label, progress) for number, label in enumerate(labels)]
+    results = [_result(measured, str(change)) for measured, change in zip(shared, changes, strict=True)]
+    return _joined(results) if len(results) > 1 else results[0]
 
 
-class _Change:
-    """The change to make at each place, and the requested places."""
-
-    def __init__(self, where: Any, patch: Any, edit: Callable[[Any], Any] | None, skip: bool) -> None:
-        if not isinstance(skip, bool):
-            raise EditError(f"skip= of a sweep is True or False, not {describe(skip)}; patch= puts a value in")
-        if edit is not None and not callable(edit):
-            raise EditError(f"edit= takes a function of the value, not {describe(edit)}; patch= puts a value in")
-        given = {"patch": patch is not NOTHING, "edit": edit is not None, "skip": skip}
-        several = [name for name, is_given in given.items() if is_given]
-        if isinstance(where, Mapping) and several:
-            raise EditError(f"where= has the values to put in; with {several[0]}=, give its sites alone: list(where)")
-        if len(several) > 1:
-            raise EditError(f"a sweep makes one change: {' or '.join(f'{name}=' for name in several)}")
-        if isinstance(where, Mapping) and not where:
-            raise EditError(f"sweep what? This {type(where).__name__} is empty; give {{site: value}}, or sites")
-        if isinstance(where, Cache):
-            refuse_several_calls(where)
-        self.values = where if isinstance(where, Mapping) else None
-        self.asked = list(where) if isinstance(where, Mapping) else [where]
-        self.patch = 0.0 if patch is NOTHING else patch
-        self.edit = edit
-        self.skip = skip
-        self.does_edit = False  # Whether the edit function has returned anything but None.
-
-    @property
-    def name(self) -> str:
-        """The name of the edit function."""
-        return getattr(self.edit, "__name__", None) or type(self.edit).__name__
-
-    def add(self, hooks: Hooks, site: Site, key: Any) -> None:
-        """Add the hook that makes the change at one place, which matches `key`."""
-        if self.edit is not None:
-            hooks.edit(site, self._noted(self.edit))
-        elif self.skip:
-            hooks.skip(site)
-        else:
-            hooks.patch({site: self.patch if self.values is None else self.values[key]})
-
-    def _noted(self, edit: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        @functools.wraps(edit, updated=())
-        def noted(*args: Any) -> Any:
-            result = edit(*args)
-            self.does_edit = self.does_edit or result is not None
-            return result
-
-        return noted
-
-    def __str__(self) -> str:
-        if self.edit is not None:
-            return f"edited by {self.name}"
-        if self.skip:
-            return "skipped"
-        if self.values is not None:
-            return "set to what another run had" if isinstance(self.values, Cache) else "set to a value of its own"
-        return f"set to {describe(self.patch)}"
+def _result(measured: Measured, change: str) -> Sweep:
+    """Return the result of one batch."""
+    notes = [*measured.counts.notes, *([_how(measured.counts)] if measured.counts.packed else [])]
+    return Sweep(measured.base, measured.values, change, dimensions=measured.dimensions, notes=notes)
 
 
-def _refuse_measure(measure: Any) -> None:
-    """Raise if `measure` can't be called without arguments, before the model runs."""
-    if not callable(measure):
-        what = "measure is a function that runs the model and returns a number, as in `lambda: loss(model(x))`"
-        raise HooklineError(f"{what}, not {describe(measure)}")
-    try:
-        signature = inspect.signature(measure)
-    except (TypeError, ValueError):  # A builtin may have no signature.
-        return
-    try:
-        signature.bind()
-    except TypeError as error:
-        name = getattr(measure, "__name__", type(measure).__name__)
-        what = "measure is called without arguments, as in `lambda: loss(model(x))`"
-        raise HooklineError(f"{what}; {name}{signature} can't be: {error}") from None
+def _how(counts: PackCounts) -> str:
+    """Return a note on how cells were packed."""
+    exact = ", bit for bit"
+    if counts.rounding:
+        exact = f" to {counts.rounding:.1g} of the size of its elements: another size of batch is rounded otherwise"
+    runs = f"{count(counts.packed, 'place')} in {count(counts.runs, 'run')}"
+    return f"{runs}; an unchanged copy in each came out as in a run of its own{exact}"
 
 
-def _warn_of_dropout(model: Any) -> None:
-    """Warn if dropout is on, since measurements then vary by chance."""
-    for name, module in model.named_modules() if isinstance(model, nn.Module) else ():
-        if isinstance(module, AnyDropout) and module.training and module.p > 0:
-            warn(
-                f"'{Site(name)}' is in train mode, and drops different elements in each run of the sweep, so "
-                "measurements vary by chance too; call model.eval() first"
-            )
-            return
-
-
-def _first_run(model: nn.Module, change: _Change, measure: Callable[[], Any]) -> tuple[Any, dict[Site, Any]]:
-    """Measure without a change; return the result, and each place that fires with the key that matches it."""
-    with ExitStack() as blocks:
-        seen = [(key, blocks.enter_context(_looking(model, key))) for key in change.asked]
-        base = _checked(measure())
-    sites: dict[Site, Any] = {}
-    for key, cache in seen:
-        for site in map(Site.parse, cache):
-            if site in sites:
-                raise EditError(f"'{site}' is asked for twice, by {sites[site]!r} and {key!r}")
-            sites[site] = key
-    if not sites:
+def _each_run(run: Any) -> list[Any]:
+    """Return the batches in `run=`: a list of tuples or dicts is several."""
+    if not isinstance(run, list):
+        return [run]
+    if not run or not all(isinstance(one, (tuple, Mapping)) for one in run):
         raise HooklineError(
-            "nothing passed at these places while measure ran: does it run this model, and for gradients backward()?"
+            "a list is several batches, each a tuple of arguments or a dict of keywords, as in [(ids,), (others,)]; if "
+            "the model takes a list, give it in a tuple: ([...],)"
         )
-    return base, sites
+    return run
 
 
-def _looking(model: nn.Module, where: Where) -> Hooks:
-    """Return hooks that note where values pass. If none does, the end of their block raises and says why."""
-    # What a transform makes of tokens is kept for each call, as several calls may carry them.
-    hooks = capture(model, where, transform=_nothing, keep="all" if "@" in str(where) else "last")
-    raise_if_all_miss(hooks)
-    return hooks
+def _refuse_without_run(**given: Any) -> None:
+    for name, one in given.items():
+        if one is not None:
+            raise HooklineError(f"{name}= needs run=, with what the model is called with")
 
 
-def _nothing(_value: Any) -> int:
-    """Return a placeholder: it only matters that a value passed."""
-    return 0
+def _joined(results: list[Sweep]) -> Sweep:
+    """Return the measurements of several batches as one: for each place, those of all batches one after the other."""
+    first = results[0]
+    for other in results[1:]:
+        differing = [site for site in {**first, **other} if (site in first) != (site in other)]
+        if differing:
+            raise HooklineError(f"'{differing[0]}' is not a place in each of the batches; give batches of one shape")
+    base = _in_a_row([one.base for one in results])
+    measured = {site: _in_a_row([one[site] for one in results]) for site in first}
+    return with_values(first, base, measured, notes=tuple(dict.fromkeys(note for one in results for note in one.notes)))
 
 
-def _checked(value: Any) -> Any:
-    """Return a measurement as a float, or as a detached tensor of several elements."""
-    if isinstance(value, Tensor) and not value.is_complex() and value.numel():
-        return value.detach().clone() if value.numel() > 1 else float(value.detach())
-    is_array = getattr(value, "size", 1) != 1
-    if isinstance(value, (Tensor, complex, str)) or not hasattr(value, "__float__") or is_array:
-        raise HooklineError(f"measure returns a number or a tensor, not {describe(value)}")
-    return float(value)
-
-
-def _number(value: Any) -> float:
-    return value.double().mean().item() if isinstance(value, Tensor) else float(value)
+def _in_a_row(values: list[Any]) -> Tensor:
+    return torch.cat([torch.as_tensor(value).reshape(-1) for value in values])
