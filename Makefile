@@ -14,7 +14,7 @@ OLDEST_PACKAGES := torch==2.4.0 safetensors==0.4.3
 OLDEST_VENV := .venv-oldest
 
 # What `make bench` runs, one file for each question.
-BENCHMARKS := $(patsubst %,benchmarks/%.py,overhead setup compile gradients memory growth generation compat harvest store watch)
+BENCHMARKS := $(patsubst %,benchmarks/%.py,overhead setup compile gradients memory growth generation compat harvest store watch sweep compare)
 
 # N: how many random cases `make fuzz` runs. JOBS: how many tests run side by side (0: in one process). TESTS: which ones.
 N ?= 20000

@@ -44,13 +44,14 @@ def measure(
     repeat: int = 3,
     clock: Callable[[], float] = CLOCK,
     after: Callable[[], object] = lambda: None,
+    warm_up: int = 2,
 ) -> dict[str, list[float]]:
     """Return the seconds of each contender in every round, each the best of `repeat` runs. The first comes twice.
 
     In a round, every contender runs `repeat` times in a row: the first run brings its model and code into the caches,
     as in any loop. The order changes from round to round, so that no contender always has the same neighbour. The
     garbage collector is on, as it is where models run, but ignores older objects. `after` is called after each run,
-    untimed.
+    untimed. Before the first round, each contender runs `warm_up` times.
     """
     first = next(iter(contenders))
     again = f"{first.partition(',')[0]} again"
@@ -58,10 +59,9 @@ def measure(
     runs = list(contenders.items())
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     for _, run in runs:
-        run()
-        after()
-        run()
-        after()
+        for _ in range(warm_up):
+            run()
+            after()
     shuffle = random.Random(0).shuffle
     gc.collect()
     gc.freeze()

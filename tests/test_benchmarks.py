@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "benchmarks"
-SHARED = {"harness", "baseline", "allocations", "formats"}  # Modules that the scripts import.
+SHARED = {"harness", "baseline", "allocations", "formats", "patching"}  # Modules that the scripts import.
 SCRIPTS = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem not in SHARED)
 
 

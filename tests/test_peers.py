@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from benchmarks.peers import run
-from benchmarks.peers.table import TASKS, behind, questions, short, task_table, text_of
+from benchmarks.peers.table import TASKS, behind, questions, short, sweeps_of, task_table, text_of
 
 PEERS = Path(__file__).parents[1] / "benchmarks" / "peers"
 KNOW_GPT2 = ("TransformerLens", "pyvene", "torchlens")  # These treat GPT-2 differently from other models.
@@ -47,6 +47,22 @@ def test_a_peers_script_still_runs_and_gives_right_values(source: run.Source, tm
         assert {task: cell["failed"] for task, cell in cells.items() if "failed" in cell} == {}
     assert result["answers"]["as found"]
     assert source.name in text_of([result])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "source", [source for source in run.SOURCES if source.sweeps], ids=lambda source: source.script
+)
+def test_a_peers_sweep_still_runs_and_gives_right_values(source: run.Source, tmp_path: Path) -> None:
+    if not installed(source):
+        pytest.skip(f"{source.name} is not installed")
+    kept = str(tmp_path / "sweep.json")
+    command = [sys.executable, str(PEERS / source.script), "--quick", "--only", "sweep", "--json", kept]
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    result = json.loads((tmp_path / "sweep.json").read_text())
+    assert f"{source.name}: " in sweeps_of([result])
 
 
 def test_hookline_is_right_where_torchs_own_hooks_are_not() -> None:
@@ -123,6 +139,13 @@ def test_a_peer_that_fails_is_a_row_and_the_others_stay(tmp_path: Path, monkeypa
     text = text_of([result, result_of("well", one_shot=2.0)])
     assert "broken 2.0, well 1.0" in text
     assert [line for line in text.splitlines() if line.startswith("broken ")][-1].endswith("it fell over")
+
+
+def test_a_peer_whose_sweep_fails_is_a_line_and_the_others_stay() -> None:
+    failed = {"peer": "broken", "version": "2.0", "failed": "it fell over", "note": ""}
+    text = sweeps_of([failed, {"peer": "well", "version": "1.0", "sweep": "well; the table\n", "note": ""}])
+    assert "broken 2.0, well 1.0" in text
+    assert {"broken: it fell over", "well; the table"} <= set(text.splitlines())
 
 
 def test_questions_are_answered_by_everyone_that_ran() -> None:

@@ -4,6 +4,7 @@ python benchmarks/peers/run.py                 everything; existing environments
 python benchmarks/peers/run.py nnsight Captum  only these peers; the others keep their last results
 python benchmarks/peers/run.py --install       only the environments
 python benchmarks/peers/run.py --table         only the table, from the last results
+python benchmarks/peers/run.py --only sweep    only a sweep over layers and positions, into sweep.txt
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ ROOT = HERE.parents[1]
 ENVIRONMENTS = HERE / ".venvs"
 CONSTRAINTS = ROOT / "constraints.txt"
 LONGEST = 900  # The time limit for one peer in seconds.
+LONGEST_SWEEP = 3600
 PIP = ("-m", "pip", "install", "--disable-pip-version-check", "--quiet")
 
 
@@ -32,6 +34,7 @@ class Source:
     name: str
     script: str
     requirements: tuple[str, ...]
+    sweeps: bool = False  # Whether it has a way to sweep.
 
     @property
     def folder(self) -> Path:
@@ -48,10 +51,15 @@ class Source:
         """The file with the result of its last run."""
         return self.folder / "result.json"
 
+    @property
+    def swept(self) -> Path:
+        """The file with the result of its last sweep."""
+        return self.folder / "sweep.json"
+
 
 SOURCES = [
-    Source("nnsight", "with_nnsight.py", ("nnsight==0.8.1",)),
-    Source("TransformerLens", "with_transformer_lens.py", ("transformer-lens==4.3.0",)),
+    Source("nnsight", "with_nnsight.py", ("nnsight==0.8.1",), sweeps=True),
+    Source("TransformerLens", "with_transformer_lens.py", ("transformer-lens==4.3.0",), sweeps=True),
     Source("pyvene", "with_pyvene.py", ("pyvene==0.1.8",)),
     Source("torchlens", "with_torchlens.py", ("torchlens==2.36.1",)),
     Source("Captum", "with_captum.py", ("captum==0.9.0",)),
@@ -99,20 +107,21 @@ def last_line(text: str) -> str:
     return lines[-1][:160] if lines else "no error message"
 
 
-def measured(source: Source, extent: str) -> dict[str, Any]:
-    """Run one peer in its environment. A failure also gives a result."""
+def measured(source: Source, extent: str, sweeps: bool = False) -> dict[str, Any]:
+    """Run one peer in its environment: its tasks, or its sweep. A failure also gives a result."""
     began = time.perf_counter()
-    command = [source.python, HERE / source.script, "--json", source.result, extent]
-    source.result.unlink(missing_ok=True)
+    into, longest = (source.swept, LONGEST_SWEEP) if sweeps else (source.result, LONGEST)
+    command = [source.python, HERE / source.script, "--json", into, extent, *(["--only", "sweep"] if sweeps else [])]
+    into.unlink(missing_ok=True)
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=longest)
     except subprocess.TimeoutExpired:
-        return failed(source, f"took more than {LONGEST} s")
+        return failed(source, f"took more than {longest} s")
     if done.returncode:
         return failed(source, last_line(done.stderr))
     print(f"{source.name}: {time.perf_counter() - began:.0f} s", flush=True)
-    result = {**json.loads(source.result.read_text()), "revision": revision()}
-    source.result.write_text(json.dumps(result, indent=1))
+    result = {**json.loads(into.read_text()), "revision": revision()}
+    into.write_text(json.dumps(result, indent=1))
     return result
 
 
@@ -130,9 +139,10 @@ def failed(source: Source, reason: str) -> dict[str, Any]:
     return {"peer": source.name, "version": version, "failed": reason, "note": "", "cells": {}, "answers": {}}
 
 
-def kept(source: Source) -> dict[str, Any] | None:
+def kept(source: Source, sweeps: bool = False) -> dict[str, Any] | None:
     """Return the result of the last run of a peer."""
-    return json.loads(source.result.read_text()) if source.result.exists() else None
+    path = source.swept if sweeps else source.result
+    return json.loads(path.read_text()) if path.exists() else None
 
 
 def main() -> None:
@@ -143,27 +153,30 @@ def main() -> None:
     parser.add_argument("--table", action="store_true", help="run nothing and write the table from the last results")
     parser.add_argument("--seconds", type=float, default=2.0, help="approximate time for each task of each peer")
     parser.add_argument("--quick", action="store_true", help="tiny models; writes no table")
+    parser.add_argument("--only", choices=["sweep"], help="run only this, with the peers that can")
     options = parser.parse_args()
     unknown = set(options.peers) - {source.name for source in SOURCES}
     if unknown:
         parser.error(f"no peer {', '.join(sorted(unknown))}; there are {', '.join(source.name for source in SOURCES)}")
-    results = []
+    results, sweeps = [], options.only == "sweep"
     for source in SOURCES:
+        if sweeps and not source.sweeps:
+            continue
         if options.table or (options.peers and source.name not in options.peers):
-            results.append(kept(source) or failed(source, "not run"))
+            results.append(kept(source, sweeps) or failed(source, "not run"))
             continue
         reason = install(source)
         if reason:
             results.append(failed(source, f"could not be installed: {reason}"))
         elif not options.install:
-            results.append(measured(source, "--quick" if options.quick else f"--seconds={options.seconds}"))
+            results.append(measured(source, "--quick" if options.quick else f"--seconds={options.seconds}", sweeps))
     if not options.install:
-        from table import text_of
+        from table import sweeps_of, text_of
 
-        text = text_of(results)
+        text = sweeps_of(results) if sweeps else text_of(results)
         print(text)
         if not options.quick:
-            (HERE / "table.txt").write_text(text)
+            (HERE / ("sweep.txt" if sweeps else "table.txt")).write_text(text)
 
 
 if __name__ == "__main__":

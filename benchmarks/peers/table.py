@@ -45,18 +45,38 @@ def text_of(results: Results) -> str:
     return "\n".join(parts)
 
 
+def sweeps_of(results: Results) -> str:
+    """Return the tables of the sweeps, one for each peer."""
+    method = (
+        "A sweep over a GPT-2 of 12 layers and width 768: each cell patches the residual stream before one layer at\n"
+        "one of 15 positions, from a clean prompt into a corrupted one, and measures a logit difference. Each peer\n"
+        "runs in an environment and a process of its own, in turn with a loop with torch's hooks and with hookline.\n"
+        "Ratios are to that loop in the same round, medians; processor time. The peers' clean run is not timed;\n"
+        "that of hookline is.\n"
+    )
+    parts = [result["sweep"] if "sweep" in result else f"{result['peer']}: {result['failed']}\n" for result in results]
+    return "\n".join([machine(results) + method, *parts, notes(results)])
+
+
 def heading(results: Results) -> str:
     """Return the peers, the machine, the date and the method of a run."""
-    versions = ", ".join([f"{result['peer']} {result['version']}".strip() for result in results])
-    revisions = sorted({result["revision"] for result in results if "revision" in result}) or ["an unknown revision"]
-    machine = next((result["machine"] for result in results if "machine" in result), "")
     return (
-        f"hookline beside its peers, {datetime.date.today()}; {machine}, {processor()}, {os.cpu_count()} cores\n"
-        f"{versions}; hookline at {', '.join(revisions)}\n\n"
+        f"{machine(results)}"
         "Ratios to the bare forward of the same model in the same process, medians; no_grad but for gradients;\n"
         "processor time, so that what else the machine does is not counted. Each peer runs in an environment and a\n"
         "process of its own, in turn with bare, bare again, torch's own hooks and hookline. Values are checked\n"
         "against torch's own hooks first; `in place` below says whose values later writes can change.\n"
+    )
+
+
+def machine(results: Results) -> str:
+    """Return the peers, the machine and the date of a run."""
+    versions = ", ".join([f"{result['peer']} {result['version']}".strip() for result in results])
+    revisions = sorted({result["revision"] for result in results if "revision" in result}) or ["an unknown revision"]
+    ran_on = next((result["machine"] for result in results if "machine" in result), "")
+    return (
+        f"hookline beside its peers, {datetime.date.today()}; {ran_on}, {processor()}, {os.cpu_count()} cores\n"
+        f"{versions}; hookline at {', '.join(revisions)}\n\n"
     )
 
 

@@ -17,7 +17,7 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -31,6 +31,7 @@ import by_us
 import torch
 from harness import compare
 from questions import Chain, answers, yardsticks
+from sweeping import WayMaker, sweep_table
 from table import TASKS
 from torch import Tensor, nn
 
@@ -66,6 +67,8 @@ class Peer:
     tasks: Mapping[str, Maker | str]
     adopt: Callable[[nn.Module], Any] = lambda model: model  # What a user does once per model, at the start.
     note: str = ""
+    sweeps: Mapping[str, WayMaker] = field(default_factory=dict)  # The ways to sweep, by what they are called.
+    adopt_to_sweep: Callable[[nn.Module], Any] = lambda model: model
 
     @property
     def version(self) -> str:
@@ -221,6 +224,7 @@ def main(peer: Peer) -> None:
     parser.add_argument("--skip", action="append", default=[], help="a question to skip")
     parser.add_argument("--json", type=Path, help="write the result here instead of printing it")
     parser.add_argument("--seconds", type=float, default=2.0, help="approximate time for each task")
+    parser.add_argument("--only", choices=["sweep"], help="measure only this: a grid of patches, by layer and position")
     options = parser.parse_args()
     torch.set_num_threads(1)
     result: dict[str, Any] = {
@@ -228,6 +232,21 @@ def main(peer: Peer) -> None:
         "version": peer.version,
         "note": peer.note,
         "machine": f"torch {torch.__version__}, Python {platform.python_version()}, {torch.get_num_threads()} thread",
+    }
+    if options.only == "sweep":
+        result["sweep"] = sweep_table(peer.name, peer.sweeps, peer.adopt_to_sweep, options.quick)
+    else:
+        result |= measured(peer, options)
+    text = json.dumps(result, indent=1)
+    if options.json:
+        options.json.write_text(text)
+    else:
+        print(text)
+
+
+def measured(peer: Peer, options: argparse.Namespace) -> dict[str, Any]:
+    """Return the answers of a peer, and its figures for each task on each model."""
+    result: dict[str, Any] = {
         "answers": answers(peer, options.skip),
         "yardsticks": {} if peer.package else yardsticks(options.skip),
         "cells": {},
@@ -237,8 +256,4 @@ def main(peer: Peer) -> None:
         seconds = 0.0 if options.quick else options.seconds
         tasks = ON_GPT2 if which == "gpt2" else tuple(TASKS)
         result["cells"][which] = {task: measure(task, peer, job, seconds) for task in tasks}
-    text = json.dumps(result, indent=1)
-    if options.json:
-        options.json.write_text(text)
-    else:
-        print(text)
+    return result

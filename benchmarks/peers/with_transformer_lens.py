@@ -5,10 +5,12 @@ from __future__ import annotations
 import tempfile
 from typing import Any
 
+import pandas
 import torch
+from sweeping import SweepJob, Way
 from tasks import Contender, Job, Peer, main, output_of
 from torch import Tensor, nn
-from transformer_lens import HookedRootModule, TransformerBridge
+from transformer_lens import HookedRootModule, TransformerBridge, patching
 from transformer_lens.hook_points import HookPoint
 
 FOLDER = tempfile.TemporaryDirectory()  # The bridge loads the tokenizer again from here.
@@ -151,6 +153,21 @@ def stop(job: Job) -> Contender | str:
     return run
 
 
+def patch_grid(job: SweepJob) -> Way:
+    """Use `get_act_patch_resid_pre`. By default it runs all cells; a frame says which."""
+    _, cache = job.model.run_with_cache(job.clean)
+
+    def metric(logits: Tensor) -> Tensor:
+        return job.metric(logits)[0]
+
+    def run(cells: Any) -> list[float]:
+        some = {"index_axis_names": None, "index_df": pandas.DataFrame(cells, columns=["layer", "pos"])}
+        found = patching.get_act_patch_resid_pre(job.model, job.corrupted, cache, metric, **some)
+        return found.tolist()  # type: ignore[no-any-return]
+
+    return Way(run, packs=False)
+
+
 PEER = Peer(
     name="TransformerLens",
     package="transformer-lens",
@@ -164,6 +181,8 @@ PEER = Peer(
         "gradients": gradients,
         "stop": stop,
     },
+    sweeps={"get_act_patch_resid_pre": patch_grid},
+    adopt_to_sweep=adopt,
     note="the model is one of its own, written with hook points or bridged, before; not timed",
 )
 
