@@ -23,7 +23,25 @@ def run(name: str, *arguments: str) -> str:
 
 
 def test_every_example_is_run_here():
-    assert [path.name for path in sorted((ROOT / "examples").glob("*.py"))] == ["probe_and_sae.py"]
+    assert [path.name for path in sorted((ROOT / "examples").glob("*.py"))] == ["probe_and_sae.py", "sweep.py"]
+
+
+def test_a_sweep_finds_the_two_heads_that_do_induction(tmp_path):
+    told = run("sweep.py", str(tmp_path / "page.html"))
+    zeroed, _, restored = told.partition("Put each head back")
+    lines = re.findall(r"^([01]) +(\d) +[▁▂▃▄▅▆▇█]+ +([+-]\S+) +(\d+)$", zeroed, flags=re.MULTILINE)
+    large = [(layer, head, place) for layer, head, change, place in lines if float(change) < -1]
+    assert len(lines) == 8
+    assert [(layer, place) for layer, _, place in large] == [("0", "10"), ("1", "23")]
+    back = re.findall(r"^h\.([01])\.attn/matmul#1\[:, (\d)\] +(\S+) ", restored, flags=re.MULTILINE)
+    assert [(layer, head) for layer, head, share in back if float(share) > 0.5] == [one[:2] for one in large]
+    looks = re.findall(r"^Head (\d) of layer ([01]) gives (\S+) of its attention", restored, flags=re.MULTILINE)
+    assert [(layer, head) for head, layer, _ in looks] == [one[:2] for one in large]
+    assert all(float(share) > 0.8 for *_, share in looks)
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    for layer, head, place in large:
+        assert f'"name":"h.{layer}.attn/matmul#1[:, {head}, {place}]"' in page
+        assert f'"name":"h.{layer}.attn/matmul#1[:, {head}]"' in page
 
 
 def test_a_probe_and_a_sparse_autoencoder_learn_from_a_store(tmp_path):
