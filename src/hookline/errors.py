@@ -70,6 +70,10 @@ class BadValue(HooklineError, ArithmeticError):
     stats: Any = None
 
 
+class Diverged(HooklineError, AssertionError):
+    """Two models that part, where they were to do the same."""
+
+
 class HooklineWarning(UserWarning):
     """The run is valid, but probably not what the user meant."""
 
@@ -116,6 +120,6 @@ def did_you_mean(text: str, names: Iterable[str], written: Mapping[str, str] | N
 
 for _public in (
     HooklineError, SiteError, NotCaptured, NeverFired, StaleValue, EditError, StoreError, CacheFull, BadSample,
-    BadValue, HooklineWarning, StopForward,
+    BadValue, Diverged, HooklineWarning, StopForward,
 ):  # fmt: skip
     _public.__module__ = "hookline"  # So that a traceback names them as users do.

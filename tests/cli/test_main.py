@@ -77,7 +77,7 @@ def test_a_model_that_is_not_here_is_told_as_such():
 
 def test_help_lists_every_command_with_its_first_line():
     output = invoke("--help")
-    assert len(cli.COMMANDS) == 6
+    assert len(cli.COMMANDS) == 7
     for name in cli.COMMANDS:
         (line,) = [line for line in output.splitlines() if line.startswith(f"  {name} ")]
         assert line.endswith(".")  # Not truncated.

@@ -76,6 +76,12 @@ hookline harvest gpt2/ --data pairs.jsonl --column question --at '**.mlp' \\
 hookline harvest mine:net --data mine:images --at 'blocks.*' --to blocks/ \\
     --dry-run --json
 """,
+    "compare": """
+hookline compare gpt2/ gpt2/ --attention-b eager --text "the cat sat"
+hookline compare gpt2/ gpt2/ --dtype-b bfloat16 --input texts.txt --json
+hookline compare mine:net mine:Net --input batch.npy --match 'stem=stem'
+hookline compare acts.safetensors gpt2/ --text "the cat sat"
+""",
     "demo": """
 hookline demo --epochs 1 --to digits.html
 """,
@@ -315,6 +321,53 @@ def harvest(
     from hookline._cli.harvest_command import Task, run_harvest
 
     run_harvest(Task(**{**asked, "also": also or ()}), json=json)
+
+
+def compare(
+    a: Annotated[
+        str,
+        typer.Argument(metavar="A", help="The model that is right; or values of one: a file of `capture`, or a store."),
+    ],
+    b: Annotated[str, typer.Argument(metavar="B", help="The model to look at, named like MODEL of other commands.")],
+    input: Input = None,
+    text: Text = None,
+    shape: Shape = None,
+    match: Annotated[
+        list[str] | None,
+        typer.Option(metavar="A=B", help="What stands for what: 'h.*=layers.*'; 'extra=' leaves one out. Repeatable."),
+    ] = None,
+    tolerance: Annotated[
+        float | None,
+        typer.Option(metavar="SHARE", help="What counts as rounding, as a share of the largest element."),
+    ] = None,
+    processor: Processor = None,
+    column: Column = None,
+    samples: Samples = None,
+    max_length: MaxLength = None,
+    attention: Attention = None,
+    attention_b: Annotated[str | None, typer.Option(metavar="KIND", help="The attention of B, if another.")] = None,
+    dtype: Dtype = None,
+    dtype_b: Annotated[str | None, typer.Option(metavar="DTYPE", help="The dtype of B, if another.")] = None,
+    device: Device = None,
+    trust_remote_code: TrustRemoteCode = False,
+    all: All = False,
+    json: Json = False,
+) -> None:
+    """Find where two models part, and why.
+
+    Both run on the same input, and each module of B also on the inputs of its counterpart in A. So the module that
+    makes an error is told from those that inherit it. Without an input, the weights are compared. The exit status is 1
+    if the models part.
+    """
+    from hookline._cli.compare_command import run_compare
+    from hookline._cli.inputs import InputRequest
+    from hookline._cli.models import ModelOptions
+
+    trusted = trust_remote_code
+    wanted = InputRequest(b, input, text or (), shape or (), processor, column, samples, max_length, trusted=trusted)
+    ours = ModelOptions(device, dtype, attention, trusted)
+    theirs = replace(ours, dtype=dtype_b or dtype, attention=attention_b or attention)
+    run_compare(a, wanted, (ours, theirs), match or (), tolerance, whole=all, json=json)
 
 
 def demo(

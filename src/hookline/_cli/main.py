@@ -1,9 +1,9 @@
-"""The command line: `hookline scan`, `capture`, `show`, `explore`, `harvest`, `demo`.
+"""The command line: `hookline scan`, `capture`, `show`, `explore`, `harvest`, `compare`, `demo`.
 
 Each command is a function in `commands.py`, and its work is in a file of its own. This file puts the commands together,
 and imports nothing that imports torch: `commands.py` says why. Every error becomes one line on stderr and an exit
-status: 1 if hookline raised or something failed, 2 if the command line is invalid, 130 if it was interrupted. typer is
-an optional dependency: `main` checks that it is installed.
+status: 1 if hookline raised, something failed or two models part, 2 if the command line is invalid, 130 if it was
+interrupted. typer is an optional dependency: `main` checks that it is installed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ except ImportError:
 else:
     HAS_TYPER = True
 
-COMMANDS = ("scan", "capture", "show", "explore", "harvest", "demo")
+COMMANDS = ("scan", "capture", "show", "explore", "harvest", "compare", "demo")
 EXAMPLES = """
 hookline scan gpt2/
 hookline capture gpt2/ --at '**.mlp' --text "the cat sat" \\

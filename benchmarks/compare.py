@@ -1,0 +1,98 @@
+"""How often does `hl.compare` find a planted fault, does it raise false alarms, and how many forwards does it take?
+
+The faults are those of tests/support/planted_faults.py. The hints were written while looking at those from 0 to 215;
+the ones here come after them.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from harness import publish, usual
+from torch import nn
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+import hookline as hl
+from hookline._tables import Table
+from tests.support import planted_faults
+from tests.support.planted_faults import FAULTS, SAME, judged, planted, unfaulted
+
+FIRST = 216
+
+
+def faults(count: int) -> Table:
+    """Count for each kind of fault how many were found, and how many had the right hint."""
+    made, found, explained = Counter[str](), Counter[str](), Counter[str]()
+    for number in range(FIRST, FIRST + count):
+        fault = planted(number)
+        is_found, is_explained = judged(fault, hl.compare(fault.a, fault.b, run=fault.run))
+        made[fault.kind] += 1
+        found[fault.kind] += is_found
+        explained[fault.kind] += is_explained
+    rows: list[tuple[object, ...]] = [(kind, made[kind], found[kind], explained[kind]) for kind in FAULTS]
+    rows.append(("all", count, sum(found.values()), sum(explained.values())))
+    return Table(("fault", "planted", "module named", "right hint"), rows, "planted faults", names="fault")
+
+
+def alarms(count: int) -> Table:
+    """Count false alarms in each kind of pair without a fault."""
+    made, wrong = Counter[str](), Counter[str]()
+    for number in range(count):
+        pair = unfaulted(number)
+        made[pair.kind] += 1
+        wrong[pair.kind] += not hl.compare(pair.a, pair.b, **pair.options).ok
+    rows: list[tuple[object, ...]] = [(kind, made[kind], wrong[kind]) for kind in SAME]
+    rows.append(("all", count, sum(wrong.values())))
+    return Table(("pair", "pairs", "alarms"), rows, "pairs without a fault", names="pair")
+
+
+def costs() -> Table:
+    """Count the forwards of a comparison: calls of modules without children, as a multiple of those of one forward."""
+    rows = []
+    for name in ("llama", "bert", "t5", "residual_convnet"):
+        a, run = planted_faults.model_and_inputs(name)
+        one = calls(lambda a=a, run=run: a(**run))
+        levels = max(path.count(".") + 1 for path, _ in a.named_modules() if path)
+        half = {key: planted_faults.cast(run, torch.bfloat16)[key] for key in run}
+        same, other = copy.deepcopy(a), copy.deepcopy(a).bfloat16()
+        taken = [
+            calls(lambda a=a, b=b, run=run, run_b=run_b: hl.compare(a, b, run=run, run_b=run_b)) / one
+            for b, run_b in ((same, run), (other, half))
+        ]
+        rows.append((name, levels, *(f"{forwards:.1f}" for forwards in taken)))
+    header = ("model", "nesting levels", "forwards, same dtype", "forwards, bfloat16")
+    return Table(header, rows, "cost", names="model")
+
+
+def calls(run: Any) -> int:
+    """Return how many modules without children a function calls."""
+    found = 0
+
+    def count(module: nn.Module, inputs: Any) -> None:
+        nonlocal found
+        found += not any(True for _ in module.children())
+
+    handle = nn.modules.module.register_module_forward_pre_hook(count)
+    try:
+        with torch.no_grad():
+            run()
+    finally:
+        handle.remove()
+    return found
+
+
+def tables() -> Iterator[str]:
+    """Measure everything."""
+    for table in (faults(usual(216, len(FAULTS))), alarms(usual(110, len(SAME))), costs()):
+        yield f"{table.text(whole=True)}\n"
+
+
+if __name__ == "__main__":
+    publish(__file__, tables)

@@ -1,0 +1,475 @@
+"""Likely reasons why a module of b does something else than that of a. Each is tested before it is given.
+
+A reason is a change of b's module, such as another epsilon or a weight of a's in it. It is given if the module, with
+that change and the same inputs, returns what a's module returns, up to rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from hookline import Hooks, Site
+from hookline._compare.apart import OtherShape, apart, largest_element, tensors_of
+from hookline._compare.compared_attention import find_pattern, how_masks_differ, how_patterns_differ, result_with
+from hookline._compare.relations import relation
+from hookline._compare.rounding import copied, run_alone, run_in
+from hookline._compare.weights import EQUAL, difference_of
+from hookline._kernel import is_container, short_form
+from hookline._torch import AnyDropout
+from hookline.errors import NeverFired
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "gelu (exact)": F.gelu,
+    "gelu (tanh)": lambda x: F.gelu(x, approximate="tanh"),
+    "gelu (quick, x * sigmoid(1.702 x))": lambda x: x * torch.sigmoid(1.702 * x),
+    "silu": F.silu,
+    "tanh": torch.tanh,
+    "sigmoid": torch.sigmoid,
+    "relu squared": lambda x: F.relu(x).square(),
+    "identity": lambda x: x,
+}
+_NUMBERS = (bool, int, float, str)
+
+
+@dataclass
+class Suspect:
+    """A module of b that returns something else than its counterpart in a, given the same inputs."""
+
+    a: nn.Module
+    b: nn.Module
+    inputs: Mapping[str, Any]  # What a's module got.
+    given: Mapping[str, Any]  # The same, as b's module takes it.
+    ours: Any
+    theirs: Any
+    allowed: float  # The largest error that rounding may make.
+    convert: Callable[[Any], tuple[Any, Any]]  # Returns a's output and an output of b in the same layout.
+    owner: Callable[[Tensor], str] = lambda _: ""  # Returns the name of a's parameter that has these numbers.
+    values: dict[str, Any] = field(default_factory=dict)  # What passes inside a's module, by site.
+
+    @property
+    def near(self) -> float:
+        """How far the results of one function may be apart, as a share of the largest element."""
+        eps = [torch.finfo(one.dtype).eps for one in tensors_of((self.ours, self.theirs)) if one.is_floating_point()]
+        return 64 * max(eps, default=1e-7)
+
+    def explains(self, output: Any) -> bool:
+        """Return True if an output is what a's module returns, up to rounding."""
+        try:
+            return apart(*self.convert(output)).largest <= self.allowed
+        except OtherShape:
+            return False
+
+    def explained_by(self, module: nn.Module) -> bool:
+        """Return True if a changed copy of b's module returns what a's module does."""
+        try:
+            return self.explains(run_alone(module, self.given))
+        except Exception:
+            return False
+
+
+@dataclass
+class Hint:
+    """A reason in words, and the function inside the module at which it was found, if it was."""
+
+    text: str
+    function: str = ""
+
+
+def hint_for(suspect: Suspect) -> Hint | None:
+    """Return the first reason that holds when it is tested."""
+    with suppress(Exception):
+        suspect.values = passing_inside(suspect.a, suspect.inputs)
+    for find in _REASONS:
+        with suppress(Exception):  # A test of a reason is a run that nobody asked for.
+            found = find(suspect)
+            if found is not None:
+                return found if isinstance(found, Hint) else Hint(found)
+    return None
+
+
+def _training(suspect: Suspect) -> str | None:
+    for name, module in (("b", suspect.b), ("a", suspect.a)):
+        active = [one for one in module.modules() if isinstance(one, AnyDropout) and one.training and one.p > 0]
+        if not active and not (module.training and _drops(module)):
+            continue
+        if name == "b" and suspect.explained_by(copied(module).eval()):
+            return "dropout is on in b, which is in train mode: call b.eval()"
+        if name == "a":
+            output = run_alone(copied(module).eval(), suspect.inputs)
+            if apart(output, suspect.convert(suspect.theirs)[1]).largest <= suspect.allowed:
+                return "dropout is on in a, which is in train mode: call a.eval()"
+    if suspect.a.training != suspect.b.training:
+        changed = copied(suspect.b).train(suspect.a.training)
+        if suspect.explained_by(changed):
+            return f"b is in {'train' if suspect.b.training else 'eval'} mode, and a is not"
+    return None
+
+
+def _drops(module: nn.Module) -> bool:
+    rates = [held for name, held in vars(module).items() if "drop" in name and isinstance(held, float)]
+    return any(0 < rate < 1 for rate in rates)
+
+
+def _weights(suspect: Suspect) -> str | None:
+    """Put weights of a into a copy of b's module."""
+    ours = {**dict(suspect.a.named_parameters()), **dict(suspect.a.named_buffers())}
+    theirs = {**dict(suspect.b.named_parameters()), **dict(suspect.b.named_buffers())}
+    pairs = {name: name for name in ours if name in theirs}
+    differing = {}
+    for name in pairs:
+        kind, what = difference_of(ours[name].detach(), theirs[name].detach())
+        if kind != EQUAL:
+            differing[name] = what
+    for names in [*([name] for name in differing), list(differing)]:
+        if names and _explained_with(suspect, {name: ours[name] for name in names}):
+            said = {name: _in_words(suspect, name, ours[name], theirs[name], differing[name]) for name in names[:4]}
+            return "; ".join(f"{name}: {words}" for name, words in said.items())
+    for name in pairs:  # Another class may hold the same weight transposed.
+        if ours[name].dim() == 2 and _explained_with(suspect, {name: ours[name].T}):
+            return f"{name}: transposed"
+    return None
+
+
+def _explained_with(suspect: Suspect, weights: Mapping[str, Tensor]) -> bool:
+    """Return True if b's module does what a's does with these weights."""
+    changed = copied(suspect.b)
+    return all([_put(changed, name, weight) for name, weight in weights.items()]) and suspect.explained_by(changed)
+
+
+def _in_words(suspect: Suspect, name: str, ours: Tensor, theirs: Tensor, what: str) -> str:
+    """Say how a weight differs."""
+    other = suspect.owner(theirs.detach()) if "%" in what else ""
+    return _base(name, ours, theirs) or (f"it is that of {other!r} in a" if other else what)
+
+
+@torch.no_grad()
+def _put(module: nn.Module, name: str, ours: Tensor) -> bool:
+    """Write a weight of a into a module of b. Return False if it does not fit."""
+    path, _, own = name.rpartition(".")
+    holder = module.get_submodule(path)
+    held = getattr(holder, own)
+    if ours.shape != held.shape:
+        return False
+    if held.dtype == ours.dtype:
+        held.copy_(ours)
+    else:  # Another dtype is part of the difference.
+        module.to(ours.dtype)
+        getattr(holder, own).copy_(ours)
+    return True
+
+
+def _base(name: str, ours: Tensor, theirs: Tensor) -> str:
+    """Name the base of rotary frequencies."""
+    if "inv_freq" not in name or ours.numel() < 2 or ours.shape != theirs.shape:
+        return ""
+    bases = [(tensor[0].double() / tensor[1].double()).item() ** len(tensor) for tensor in (ours, theirs)]
+    return f"the base of the rotary embedding is {bases[0]:.6g} in a and {bases[1]:.6g} in b"
+
+
+def _biases(suspect: Suspect) -> str | None:
+    ours, theirs = getattr(suspect.a, "bias", None), getattr(suspect.b, "bias", None)
+    outputs = tensors_of(suspect.theirs)
+    if isinstance(ours, Tensor) and theirs is None and outputs and suspect.explains(_with_bias(outputs[0], ours)):
+        return "b has no bias"
+    if isinstance(theirs, Tensor) and ours is None and outputs and suspect.explains(_with_bias(outputs[0], -theirs)):
+        return "b has a bias, and a has none"
+    return None
+
+
+def _with_bias(output: Tensor, bias: Tensor) -> Tensor:
+    shape = (
+        (-1, *[1] * (output.dim() - 2))
+        if output.dim() > 2 and output.shape[1] == len(bias) != output.shape[-1]
+        else (-1,)
+    )
+    return output + bias.detach().reshape(shape).to(output)
+
+
+def _settings(suspect: Suspect) -> str | None:
+    """Give a copy of b's module the numbers that a's module has as attributes."""
+    for path, one in suspect.a.named_modules():
+        try:
+            two = suspect.b.get_submodule(path)
+        except AttributeError:
+            continue
+        for name, mine, other, yours in _differing_settings(one, two):
+            changed = copied(suspect.b)
+            setattr(changed.get_submodule(path), other, mine)
+            if suspect.explained_by(changed):
+                full = f"{path}.{name}" if path else name
+                return f"{full} is {mine!r} in a and {yours!r} in b"
+        differing = list(_differing_settings(one, two))
+        changed = copied(suspect.b)
+        for _, mine, other, _ in differing:
+            setattr(changed.get_submodule(path), other, mine)
+        if len(differing) > 1 and suspect.explained_by(changed):
+            names = [
+                f"{name} is {mine!r} in a and {yours!r} in b" for name, mine, _, yours in differing if name[0] != "_"
+            ]
+            return "; ".join(names)
+    return None
+
+
+def _config(suspect: Suspect) -> str | None:
+    """Give a copy of b's module the numbers of a's config, if both have one."""
+    for name, mine, other, yours in _differing_settings(suspect.a, suspect.b, "config"):
+        changed = copied(suspect.b)
+        setattr(changed.config, other, mine)
+        if suspect.explained_by(changed):
+            return f"config.{name} is {mine!r} in a and {yours!r} in b"
+    return None
+
+
+def _precision(suspect: Suspect) -> str | None:
+    """Find out whether a's module in another dtype returns what b's does."""
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        output = run_in(suspect.a, suspect.inputs, dtype)
+        with suppress(OtherShape):
+            error = apart(suspect.theirs, output) if output is not None else None
+            if error is not None and error.largest <= suspect.allowed:
+                return f"b computes in {str(dtype)[6:]}, and a does not"
+    return None
+
+
+def _differing_settings(one: nn.Module, two: nn.Module, of: str = "") -> Iterator[tuple[str, Any, str, Any]]:
+    """Yield the names and values of numbers that differ in two modules, or in an object that both hold."""
+    held = [getattr(module, of, None) if of else module for module in (one, two)]
+    ours, theirs = (dict(_numbers(vars(each))) if hasattr(each, "__dict__") else {} for each in held)
+    for name, mine in ours.items():
+        if name in theirs and theirs[name] != mine:
+            yield name, mine, name, theirs[name]
+    eps = [[name for name in numbers if "eps" in name] for numbers in (ours, theirs)]
+    if len(eps[0]) == len(eps[1]) == 1 and eps[0] != eps[1] and ours[eps[0][0]] != theirs[eps[1][0]]:
+        yield eps[0][0], ours[eps[0][0]], eps[1][0], theirs[eps[1][0]]
+
+
+def _numbers(attributes: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name, held in attributes.items():
+        is_tuple = isinstance(held, tuple) and all(isinstance(one, int) for one in held)
+        if (isinstance(held, _NUMBERS) or is_tuple or held is None) and name != "training":
+            yield name, held
+
+
+def _output(suspect: Suspect) -> str | None:
+    """Look for a simple relation between the outputs."""
+    ours, theirs = (tensors_of(one) for one in suspect.convert(suspect.theirs))
+    if not ours or not theirs:
+        return None
+    norm = [getattr(suspect.a, name, None) for name in ("weight", "bias")]
+    others = {"the input": suspect.inputs, **suspect.values}
+    text = relation(ours[0], theirs[0], others, [one for one in norm if isinstance(one, Tensor)], suspect.allowed)
+    return f"a's output is {text}" if text else None
+
+
+def _between(suspect: Suspect, must_know: bool = True) -> Hint | None:
+    """Find the first module inside that gets something else, though those before it returned the same.
+
+    Tested by giving it what it gets in a.
+    """
+    theirs = passing_inside(suspect.b, suspect.given)
+    before: dict[str, Any] = {"the input": suspect.inputs}
+    for site, mine in suspect.values.items():
+        if site not in theirs:
+            before[site] = mine
+            continue
+        tensors, others = tensors_of(mine), tensors_of(theirs[site])
+        try:
+            is_same = not others or apart(mine, theirs[site]).largest <= suspect.near * largest_element(mine)
+        except OtherShape:
+            return None
+        if is_same:
+            before[site] = mine
+            continue
+        pair = next(pair for pair in zip(tensors, others, strict=False) if not torch.equal(*pair))
+        if not site.endswith(":inputs") or not _explained_before(suspect, site, mine, pair, theirs):
+            return None
+        name = site.removesuffix(":inputs")
+        text = _passed_on(pair[0], suspect.values, theirs, "b does not have")
+        text = text or relation(*pair, before, (), suspect.near * largest_element(pair[0]))
+        extra = _passed_on(pair[1], theirs, suspect.values, "a does not have")
+        if extra and not text:
+            return Hint(f"what {name!r} gets in b is {extra}", site)
+        if must_know and not text:
+            return None
+        return Hint(f"what {name!r} gets in a is {text}" if text else f"{name!r} gets something else", site)
+    return None
+
+
+def _passed_on(given: Tensor, values: Mapping[str, Any], others: Mapping[str, Any], lacks: str) -> str:
+    """Say that a tensor is the output of a module that the other model does not have."""
+    for site, value in values.items():
+        if (
+            site not in others
+            and not site.endswith(":inputs")
+            and any(torch.equal(given, one) for one in tensors_of(value))
+        ):
+            return f"the output of {site!r}, which {lacks}"
+    return ""
+
+
+def _explained_before(
+    suspect: Suspect, site: str, inputs: Any, pair: tuple[Tensor, Tensor], theirs: Mapping[str, Any]
+) -> bool:
+    """Return True if it explains the error that a module inside gets something else."""
+    if _explained_at(suspect, site, inputs):
+        return True
+    # What the module gets may go elsewhere too, as into a residual connection: then its source has to be replaced.
+    for source, value in theirs.items():
+        whole, tensors = isinstance(value, Tensor), tensors_of(value)[:1]
+        if not source.endswith(":inputs") and tensors and torch.equal(tensors[0], pair[1]):
+            return _explained_at(suspect, source if whole else f"{source}[0]", pair[0])
+    for function, result in _results(suspect.b, suspect.given).items():
+        if isinstance(result.get("output"), Tensor) and torch.equal(result["output"], pair[1]):
+            return _explained_at(suspect, function, pair[0])
+    return False
+
+
+def _reaching(suspect: Suspect) -> Hint | None:
+    return _between(suspect, must_know=False)
+
+
+def passing_inside(module: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the modules directly inside another get and return in their first calls, in order."""
+    module = copied(module)
+    hooks = short_form(module)
+    names = [name for name, child in module.named_children() if not is_container(child)]
+    names += [
+        f"{name}.{one}"
+        for name, child in module.named_children()
+        if is_container(child)
+        for one, _ in child.named_children()
+    ]
+    if not names:
+        return {}
+    kept = hooks.capture([Site(name, port=port) for name in names for port in ("inputs", "output")], keep="all")
+    with suppress(NeverFired):
+        _run_under(hooks, module, inputs)
+    return {site: kept.calls(site)[0] for site in kept}
+
+
+def _activation(suspect: Suspect) -> str | None:
+    """Find out which activation each of two modules without weights computes."""
+    if any(True for _ in suspect.a.parameters()):
+        return None
+    inputs = tensors_of(suspect.inputs)
+    ours, theirs = (tensors_of(one) for one in suspect.convert(suspect.theirs))
+    names = [_name_of_activation(inputs[0], output[0], suspect.allowed) for output in (ours, theirs)]
+    return f"a computes {names[0]}, and b {names[1]}" if all(names) and names[0] != names[1] else None
+
+
+def _name_of_activation(given: Tensor, output: Tensor, allowed: float) -> str:
+    for name, function in ACTIVATIONS.items():
+        if output.shape == given.shape and apart(output, function(given)).largest <= allowed:
+            return name
+    return ""
+
+
+def _attention(suspect: Suspect) -> Hint | None:
+    """Compare the attention patterns of two modules, which may use other functions to compute them.
+
+    Tested by putting a's pattern into b's module.
+    """
+    theirs = _results(suspect.b, suspect.given)
+    found = [find_pattern(one) for one in (_results(suspect.a, suspect.inputs), theirs)]
+    if found[0] is None or found[1] is None:
+        return None
+    (_, mine), (site, yours) = found[0], found[1]
+    text = how_patterns_differ(mine, yours, suspect.near)
+    if not text or not _explained_at(suspect, site, result_with(mine, theirs[site])):
+        return None
+    return Hint(f"in {site}, {text}", site)
+
+
+def _functions(suspect: Suspect) -> Hint | None:
+    """Find the first function inside the module's own forward whose results part, though those before are equal.
+
+    Tested by putting a's result into b's module.
+    """
+    ours = _results(suspect.a, suspect.inputs)
+    theirs = _results(suspect.b, suspect.given)
+    for name, mine in ours.items():
+        if name not in theirs:
+            return None
+        try:
+            error = apart(mine["output"], theirs[name]["output"])
+        except OtherShape:
+            return None
+        if error.largest <= suspect.near * largest_element(mine["output"]):
+            continue
+        if not _explained_at(suspect, name, mine["output"]):
+            return None
+        return Hint(_words(name, mine, theirs[name], suspect.near), name)
+    return None
+
+
+def _results(module: nn.Module, inputs: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return what the functions that a module's own forward calls get and return, in order."""
+    module = copied(module)
+    hooks = short_form(module)
+    kept = hooks.capture("/*", "/*:inputs", keep="all")
+    _run_under(hooks, module, inputs)
+    found: dict[str, dict[str, Any]] = {}
+    for site in kept:
+        place = Site.parse(str(site))
+        found.setdefault(str(place._replace(port="output")), {"inputs": {}})[place.port] = kept[site]
+    return found
+
+
+def _explained_at(suspect: Suspect, name: str, value: Any) -> bool:
+    module = copied(suspect.b)
+    hooks = short_form(module)
+    hooks.patch({name: value})
+    return suspect.explains(_run_under(hooks, module, suspect.given))
+
+
+def _run_under(hooks: Hooks, module: nn.Module, inputs: Mapping[str, Any]) -> Any:
+    with hooks:
+        return run_alone(module, inputs, rests=False)
+
+
+def _words(name: str, ours: Mapping[str, Any], theirs: Mapping[str, Any], near: float) -> str:
+    """Say how the results of a function differ."""
+    mine, yours = tensors_of(ours["output"]), tensors_of(theirs["output"])
+    allowed = near * max(largest_element(mine[0]), 1e-30)
+    masks = [tensors_of(one) for one in (ours["inputs"], theirs["inputs"])]
+    text = how_masks_differ(mine[0], yours[0]) or next(filter(None, map(how_masks_differ, *masks)), "")
+    if text:
+        return f"in {name}, {text}"
+    text = relation(mine[0], yours[0], {"the input": ours["inputs"]}, (), allowed)
+    if text:
+        return f"in {name}, a's result is {text}"
+    texts = [
+        f"{key} is {given!r} in a and {theirs['inputs'][key]!r} in b"
+        for key, given in ours["inputs"].items()
+        if isinstance(given, (*_NUMBERS, type(None))) and theirs["inputs"].get(key, given) != given
+    ]
+    text = "; ".join(texts)
+    given = tensors_of(ours["inputs"])
+    if not text and given:
+        names = [_name_of_activation(given[0], one[0], allowed) for one in (mine, yours)]
+        text = f"a computes {names[0]}, and b {names[1]}" if all(names) and names[0] != names[1] else ""
+    return f"in {name}, {text}" if text else f"{name} returns something else, and with a's result the error is gone"
+
+
+_REASONS: tuple[Callable[[Suspect], str | Hint | None], ...] = (
+    _training,
+    _weights,
+    _biases,
+    _settings,
+    _config,
+    _precision,
+    _activation,
+    _output,
+    _between,
+    _attention,
+    _functions,
+    _reaching,
+)

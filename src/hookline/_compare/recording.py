@@ -1,0 +1,113 @@
+"""What passes in a run: the inputs and the output of each call of a module."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from hookline import Hooks, Site
+from hookline._kernel import (
+    Arguments,
+    Call,
+    Found,
+    Names,
+    Observer,
+    add_observers,
+    find_places,
+    is_container,
+    map_tensors,
+    share,
+    short_form,
+    unwrap,
+)
+
+
+@dataclass
+class ModuleCall:
+    """What passed in one call of a module."""
+
+    start: int  # How many values had passed before.
+    module: nn.Module
+    inputs: Mapping[str, Any]
+    output: Any = None
+    is_over: bool = False
+
+
+class Recording:
+    """The calls of modules in a run, by path, in the order in which they began."""
+
+    def __init__(self) -> None:
+        self.calls: dict[str, list[ModuleCall]] = {}
+        self.output: Any = None
+        self._order = itertools.count()
+
+    def began(self, call: Call, inputs: Any) -> None:
+        """Note the inputs of a call that begins."""
+        self.calls.setdefault(call.site.path, []).append(ModuleCall(next(self._order), call.module, share(inputs)))
+
+    def ended(self, call: Call, output: Any) -> None:
+        """Note the output of a call."""
+        waiting = [one for one in self.calls.get(call.site.path, ()) if not one.is_over]
+        if waiting:  # The innermost of calls that are running, where a module calls itself.
+            waiting[-1].output, waiting[-1].is_over = share(output), True
+
+    def outputs(self, path: str) -> list[Any]:
+        """Return the output of each call of a module."""
+        return [one.output for one in self.calls.get(path, ()) if one.is_over]
+
+    def starts(self) -> dict[str, int]:
+        """Return when the first call of each module began."""
+        return {path: calls[0].start for path, calls in self.calls.items()}
+
+
+class _AtStart(Observer):
+    with_call = True
+
+    def __init__(self, recording: Recording) -> None:
+        self.recording = recording
+
+    def __call__(self, value: Any, call: Call, _is_whole: bool, /) -> Any:
+        """Note the inputs."""
+        self.recording.began(call, value)
+        return value
+
+
+class _AtEnd(Observer):
+    with_call = True
+
+    def __init__(self, recording: Recording) -> None:
+        self.recording = recording
+
+    def __call__(self, value: Any, call: Call, _is_whole: bool, /) -> Any:
+        """Note the output."""
+        self.recording.ended(call, value)
+        return value
+
+
+def record(model: nn.Module, arguments: Arguments, paths: Iterable[str], prepare: Callable[[Hooks], None]) -> Recording:
+    """Run a model under hooks that `prepare` adds, and return what passes at these modules."""
+    recording = Recording()
+    hooks = short_form(model)
+    prepare(hooks)
+    at_start, at_end = _AtStart(recording), _AtEnd(recording)
+    places: list[tuple[Found, Observer]] = []
+    for path in paths:
+        for port, observer in (("inputs", at_start), ("output", at_end)):
+            for place in find_places(model, [Site(path, port=port)]):
+                places.append((place._replace(exact=False), observer))
+    add_observers(hooks, places)
+    with torch.no_grad(), hooks if len(hooks) else nullcontext():
+        args, kwargs = map_tensors(torch.clone, arguments, in_objects=True)
+        recording.output = model(*args, **kwargs)
+    return recording
+
+
+def paths_of(model: nn.Module) -> list[str]:
+    """Return the paths of the modules that may be called; "" is the model itself."""
+    return [path for path, module in Names(unwrap(model)).once() if not is_container(module)]

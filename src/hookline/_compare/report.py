@@ -1,0 +1,203 @@
+"""The result of `hl.compare`: the places at which two models were compared, and the first at which they part."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from hookline import Site
+from hookline._compare.apart import Apart
+from hookline._compare.matching import Matching
+from hookline._compare.weights import ROUNDED, Weight
+from hookline._kernel import refuse_texts
+from hookline._plot.plot import plot_curves
+from hookline._tables import Table, Tabular, count, table_of
+from hookline.errors import Diverged, HooklineError, NotCaptured, did_you_mean
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+KINDS = ("seen", "local")
+
+
+@dataclass
+class ComparedPlace:
+    """One module of a and its counterpart in b.
+
+    `seen` is how far b's output is from a's in a run of its own, `local` how far it is if b's module gets a's inputs.
+    `rounding` is the largest error that rounding explains, and `is_off` says whether `local` is larger.
+    """
+
+    site: str
+    other: str
+    kind: str
+    seen: Apart | None = None
+    local: Apart | None = None
+    rounding: float = 0.0
+    is_off: bool = False
+    note: str = ""
+    hint: str = ""
+    function: str = ""  # The site inside b's module at which the error begins, if it was found.
+    worst: str = ""  # The element that differs most, and what it is in both.
+    values: tuple[Any, Any] | None = field(default=None, repr=False)  # The outputs of a and b on a's inputs.
+
+    def __str__(self) -> str:
+        return self.site or "the model"
+
+
+class Comparison(Tabular, Mapping[str, ComparedPlace]):
+    """Where two models part: a mapping from site in a to `ComparedPlace`, which prints as a table, the worst first.
+
+    `first` is the first place that is off, `weights` are the parameters and buffers that differ, `matching` is the
+    table of pairs, and `gradients` a comparison of gradients, if `backward=` was given.
+    """
+
+    def __init__(
+        self,
+        places: Mapping[str, ComparedPlace],
+        weights: Sequence[Weight],
+        matching: Matching | None,
+        first: ComparedPlace | None,
+        notes: Sequence[str] = (),
+        gradients: Comparison | None = None,
+    ) -> None:
+        self._places = dict(places)
+        self.weights = list(weights)
+        self.matching = matching
+        self.gradients = gradients
+        self.first: ComparedPlace | None = first if first is not None or gradients is None else gradients.first
+        self.notes = (*notes, *(matching.left_over() if matching is not None else ()))
+
+    @property
+    def ok(self) -> bool:
+        """Whether everything that differs is explained by rounding."""
+        return self.first is None and not (self._places == {} and self._wrong_weights())
+
+    def check(self) -> None:
+        """Raise `Diverged` unless all is explained by rounding."""
+        if not self.ok:
+            raise Diverged(self.verdict)
+
+    @property
+    def verdict(self) -> str:
+        """The result in one or two sentences."""
+        if self.first is not None:
+            return self._of_first(self.first)
+        wrong = self._wrong_weights()
+        if not self._places:
+            one = wrong[0] if wrong else None
+            return f"{one.name or one.other}: {one.what}" if one else "ok: the weights are equal"
+        compared = sum(place.seen is not None for place in self._places.values())
+        also = f"; {count(len(wrong), 'weight')} that differ have no effect here" if wrong else ""
+        also += "; so do the gradients" if self.gradients is not None else ""
+        return f"ok: at {count(compared, 'place')} the models do the same, up to rounding{also}"
+
+    def _of_first(self, first: ComparedPlace) -> str:
+        where = f"'{first.site}'" if first.site else "the model itself"
+        if first.other != first.site:
+            where += f" ('{first.other}' in b)"
+        what = "does something else on the same inputs"
+        if self.gradients is not None and first is self.gradients.first:
+            where, what = f"the backward at {where.replace(':grad_output', '')}", "gives other gradients"
+        elif first.local is None:
+            what = "is the first place with another value"
+        error = first.local if first.local is not None else first.seen
+        size = f": {_short(error)}, where rounding explains {first.rounding:.2g}" if error is not None else ""
+        parts = [f"{where} {what}{size}", first.worst, first.note, f"Hint: {first.hint}" if first.hint else ""]
+        return "; ".join(filter(None, parts[:3])) + (f". {parts[3]}" if parts[3] else "")
+
+    def errors(self, kind: str | None = None) -> dict[str, Any]:
+        """Return the relative error of each place: "seen" or "local"; by default both, for `hl.explore(measured=)`."""
+        if kind is None:
+            return {f"{one} error": self.errors(one) for one in KINDS if self.errors(one)}
+        refuse_texts(kind=kind)
+        if kind not in KINDS:
+            raise HooklineError(f"errors are 'seen' or 'local', not {kind!r}")
+        errors = {site: getattr(place, kind) for site, place in self._places.items()}
+        return {site: error.relative for site, error in errors.items() if error is not None}
+
+    def _wrong_weights(self) -> list[Weight]:
+        return [one for one in self.weights if one.kind != ROUNDED]
+
+    def __getitem__(self, site: str | Site) -> ComparedPlace:
+        if str(site) not in self._places:
+            raise NotCaptured(f"'{site}' was not compared{did_you_mean(str(site), self._places)}")
+        return self._places[str(site)]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def to_frame(self) -> Any:
+        """Return a row for each place, as a pandas DataFrame."""
+        try:
+            import pandas
+        except ImportError:
+            raise HooklineError("to_frame() needs pandas: pip install pandas") from None
+        rows = []
+        for place in self._places.values():
+            row: dict[str, Any] = {"site": place.site, "other": place.other, "kind": place.kind, "off": place.is_off}
+            for name, error in (("seen", place.seen), ("local", place.local)):
+                row |= {f"{name}_{key}": value for key, value in (error._asdict() if error else {}).items()}
+            rows.append({**row, "rounding": place.rounding})
+        return pandas.DataFrame(rows)
+
+    def plot(self, *, ax: Axes | None = None, title: str | None = None) -> Figure | Axes:
+        """Plot the seen and the local error of each place, in the order in which they run."""
+        if title is not None:
+            refuse_texts(title=title)
+        errors = {kind: list(self.errors(kind).values()) for kind in KINDS if self.errors(kind)}
+        longest = max(map(len, errors.values()))
+        return plot_curves(
+            errors, "place", range(longest), ax=ax, log=True, title=title or "error of each place", label=None
+        )
+
+    def _table(self) -> Table:
+        if self.ok:
+            return Table((), [], empty=self.verdict)
+        places = sorted(self._places.values(), key=self._rank)
+        rows = [
+            (place.site or '""', place.kind, _relative(place.seen), _local(place), self._remark(place))
+            for place in places
+        ]
+        header = ("site", "module", "seen", "local", "")
+        if not rows:
+            return Table(
+                ("weight", "in b", ""), [(one.name, one.other, one.what) for one in self.weights], self.verdict
+            )
+        if self.gradients is not None and self.gradients.first is self.first and not self.gradients.ok:
+            return replace(table_of(self.gradients), title=self.verdict)
+        title = ". ".join((self.verdict, *self._remarks()))
+        return Table(header, rows, title, every='f"{report:all}"')
+
+    def _remarks(self) -> list[str]:
+        """Return the notes for above the table, without lists of names."""
+        left = len(self.matching.only_a) + len(self.matching.only_b) if self.matching is not None else 0
+        has = "module has" if left == 1 else "modules have"
+        more = [f"{left} {has} no counterpart: see report.matching"] if left else []
+        return [*(note for note in self.notes if not note.startswith("only in")), *more]
+
+    def _remark(self, place: ComparedPlace) -> str:
+        return "first" if place is self.first else "off" if place.is_off else place.note
+
+    def _rank(self, place: ComparedPlace) -> tuple[bool, bool, float]:
+        """Return a key to sort by: the first, then what is off, the worst first, then all others in their order."""
+        error = place.local if place.local is not None else place.seen
+        return place is not self.first, not place.is_off, -error.relative if place.is_off and error is not None else 0.0
+
+
+def _relative(error: Apart | None) -> str:
+    return "" if error is None else f"{error.relative:.2g}"
+
+
+def _local(place: ComparedPlace) -> str:
+    """Return the local error of a place in text; "ok" if it is rounding."""
+    return _relative(place.local) if place.local is None or place.is_off else "ok"
+
+
+def _short(error: Apart | None) -> str:
+    return "" if error is None else f"the largest difference is {error.largest:.3g} ({error.relative:.2g} of the whole)"

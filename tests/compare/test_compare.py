@@ -1,0 +1,198 @@
+"""`hl.compare` of two models: the first place that is off, what it inherits, levels, options, and what it costs."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import hookline as hl
+from tests.support.planted_faults import ResidualConvnet, cast, model_and_inputs
+
+X = torch.randn(2, 4, generator=torch.Generator().manual_seed(0))
+
+
+def stack() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Sequential(nn.Linear(8, 8), nn.GELU()), nn.Linear(8, 3))
+
+
+def test_two_models_that_do_the_same_are_ok_in_one_line():
+    model = stack()
+    report = hl.compare(model, copy.deepcopy(model), run=(X,))
+    assert report.ok
+    assert report.first is None
+    assert str(report) == "ok: at 7 places the models do the same, up to rounding"
+    report.check()
+
+
+def test_the_first_place_is_the_one_that_makes_the_error_and_those_behind_it_inherit():
+    a = stack()
+    b = copy.deepcopy(a)
+    b[1].eps = 0.1
+    report = hl.compare(a, b, run=(X,))
+    assert report.first.site == "1"
+    assert report.first.hint == "eps is 1e-05 in a and 0.1 in b"
+    assert report["3"].seen.largest > 0
+    assert report["3"].local.is_none
+    assert not report["3"].is_off
+    assert [site for site, place in report.items() if place.is_off] == ["", "1"]
+
+
+def test_the_values_of_both_at_the_first_place_are_kept():
+    a = stack()
+    b = copy.deepcopy(a)
+    b[1].eps = 0.1
+    first = hl.compare(a, b, run=(X,)).first
+    given = a[0](X)
+    torch.testing.assert_close(first.values[0], a[1](given))
+    torch.testing.assert_close(first.values[1], b[1](given))
+    assert first.worst.startswith("at [")
+
+
+def test_check_and_strict_raise():
+    a = stack()
+    b = copy.deepcopy(a)
+    b[1].eps = 0.1
+    with pytest.raises(hl.Diverged, match="'1' does something else on the same inputs: .* Hint: eps is 1e-05"):
+        hl.compare(a, b, run=(X,)).check()
+    with pytest.raises(AssertionError):
+        hl.compare(a, b, run=(X,), strict=True)
+
+
+def test_both_models_are_left_as_they_were():
+    a = ResidualConvnet().train()
+    b = copy.deepcopy(a)
+    before = copy.deepcopy(b.state_dict())
+    image = torch.randn(2, 3, 8, 8)
+    assert hl.compare(a, b, run=(image,)).ok
+    assert all(torch.equal(one, before[name]) for name, one in b.state_dict().items())
+    assert b.training
+
+
+def test_tolerance_stands_in_for_measured_rounding():
+    a = stack()
+    b = copy.deepcopy(a)
+    with torch.no_grad():
+        b[0].weight.mul_(1.001)
+    assert hl.compare(a, b, run=(X,)).first.site == "0"
+    assert hl.compare(a, b, run=(X,), tolerance=0.02).ok
+
+
+def test_a_model_in_another_dtype_is_ok_and_a_fault_in_it_is_found():
+    a, run = model_and_inputs("llama")
+    b = copy.deepcopy(a).bfloat16()
+    assert hl.compare(a, b, run=run).ok
+    b.model.layers[1].input_layernorm.variance_epsilon = 1e-2
+    report = hl.compare(a, b, run=run)
+    assert report.first.site == "model.layers.1.input_layernorm"
+    assert "eps" in report.first.hint
+
+
+def test_a_compiled_model_is_ok_and_a_fault_in_it_is_found():
+    a = stack()
+    assert hl.compare(a, torch.compile(copy.deepcopy(a), backend="aot_eager"), run=(X,)).ok
+    b = copy.deepcopy(a)
+    b[2][1] = nn.ReLU()
+    report = hl.compare(a, torch.compile(b, backend="aot_eager"), run=(X,))
+    assert (report.first.site, report.first.hint) == ("2.1", "a computes gelu (exact), and b relu")
+
+
+def test_other_arguments_and_layouts_are_mapped():
+    class Last(nn.Module):
+        def __init__(self, conv: nn.Conv2d) -> None:
+            super().__init__()
+            self.conv = conv
+
+        def forward(self, image: Tensor) -> Tensor:
+            return self.conv(image.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
+
+    class First(nn.Module):
+        def __init__(self, conv: nn.Conv2d) -> None:
+            super().__init__()
+            self.conv = conv
+
+        def forward(self, image: Tensor) -> Tensor:
+            return self.conv(image)
+
+    conv = nn.Conv2d(3, 5, 3)
+    image = torch.randn(2, 3, 6, 8)
+    a, b = First(conv), Last(copy.deepcopy(conv))
+
+    def to_last(tensor: Tensor) -> Tensor:
+        return tensor.permute(0, 2, 3, 1)
+
+    report = hl.compare(a, b, run=(image,), run_b=(to_last(image),), to_b=to_last)
+    assert report.ok
+    assert report["conv"].local is not None
+
+
+def test_a_single_row_is_compared_with_a_batch():
+    model, row = stack(), X[:1]
+    report = hl.compare(model, copy.deepcopy(model), run=(X,), run_b=(row,), to_b=lambda tensor: tensor[:1])
+    assert report.ok
+    assert all(place.local is not None for place in report.values())
+
+
+def test_nothing_to_compare_is_an_error():
+    with pytest.raises(hl.HooklineError, match="none returned values that can be compared"):
+        hl.compare(nn.Linear(4, 3), nn.Linear(4, 5), run=(X,))
+
+
+def test_weights_alone_are_compared_without_a_run():
+    a = stack()
+    b = copy.deepcopy(a)
+    assert hl.compare(a, b).verdict == "ok: the weights are equal"
+    with torch.no_grad():
+        b[2][0].weight.copy_(b[2][0].weight.T.clone())
+    report = hl.compare(a, b)
+    assert not report.ok
+    assert report.verdict == "2.0.weight: transposed"
+
+
+class Leaves:
+    """Counts the calls of modules that hold no others, on all instances."""
+
+    def __enter__(self) -> Counter[str]:
+        self.calls: Counter[str] = Counter()
+        self.handle = nn.modules.module.register_module_forward_pre_hook(self._count)
+        return self.calls
+
+    def _count(self, module: nn.Module, inputs: Any) -> None:
+        self.calls["leaf"] += not any(True for _ in module.children())
+
+    def __exit__(self, *error: object) -> None:
+        self.handle.remove()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", ["llama", "bert", "residual_convnet"])
+def test_it_costs_at_most_a_forward_for_each_level_and_two(name, dtype):
+    a, run = model_and_inputs(name)
+    b = copy.deepcopy(a).to(dtype)
+    with Leaves() as calls, torch.no_grad():
+        a(**run)
+    one = calls["leaf"]
+    levels = max(path.count(".") + 1 for path, module in a.named_modules() if path)
+    with Leaves() as calls:
+        assert hl.compare(a, b, run=run, run_b=cast(run, dtype)).ok
+    assert calls["leaf"] <= (levels + 2) * one
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"match": "h"}, "match= takes names"),
+        ({"tolerance": -1.0}, "tolerance= takes a number"),
+        ({"tolerance": "small"}, "tolerance= takes a number"),
+        ({"to_b": 3}, "to_b= takes a function"),
+        ({"match": {"nothing": "0"}}, "a has nothing of this name"),
+    ],
+)
+def test_odd_options_are_refused(options, message):
+    with pytest.raises(hl.HooklineError, match=message):
+        hl.compare(stack(), stack(), run=(X,), **options)
