@@ -37,20 +37,35 @@ KERNEL = [
     "_plot",
 ]
 KERNEL += ["parallel", "_open_blocks", "_why_nothing_passed", "_cache", "_engine", "_hooks", "_kernel"]
-CLIENTS = ["_scan", "_sweep", "_store", "_watch", "callbacks", "_explore", "_harvest", "points", "compat", "_cli"]
+CLIENTS = ["_scan", "_jobs", "_store", "_sweep", "_compare", "_watch", "callbacks", "_explore", "_harvest", "points"]
+CLIENTS += ["compat", "_cli"]
 ORDER = [*KERNEL, *CLIENTS, "__main__"]
 # Packages that a client may import beside hookline's public names and the clients above it. `_plot` is among them and
 # not a client: `Cache` and `Store` can be plotted, and it knows sites and values, but no engine, cache or hooks.
 FOUNDATIONS = {"errors", "_tables", "_stats", "_progress", "_untrusted_files", "_plot", "_kernel", "_torch"}
 
 NAMES = {
-    *("Cache", "Hook", "HookPoint", "HookedModel", "Hooks", "Site"),
-    *("attached", "auto_hook", "capture", "check", "clear", "edit", "explore", "patch", "run", "scan", "sites", "skip"),
+    *("Cache", "Comparison", "Diverged", "Hook", "HookPoint", "HookedModel", "Hooks", "Site"),
+    *(
+        "attached",
+        "auto_hook",
+        "capture",
+        "check",
+        "clear",
+        "compare",
+        "edit",
+        "explore",
+        "patch",
+        "run",
+        "scan",
+        "sites",
+        "skip",
+    ),
     *("EditError", "HooklineError", "NeverFired", "NotCaptured", "SiteError", "StaleValue", "StoreError"),
     *("BadSample", "CacheFull", "Harvest", "Store", "harvest"),
     *("Generation", "Images", "Texts"),
     *("HooklineWarning", "StopForward"),
-    *("BadValue", "pinned", "sweep", "watch"),
+    *("BadValue", "pinned", "Sweep", "sweep", "watch"),
     *("tell_tokens", "tokens"),
 }
 

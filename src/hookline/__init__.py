@@ -11,6 +11,7 @@ from hookline.errors import (
     BadSample,
     BadValue,
     CacheFull,
+    Diverged,
     EditError,
     HooklineError,
     HooklineWarning,
@@ -24,6 +25,8 @@ from hookline.errors import (
 
 if _typing.TYPE_CHECKING:
     from hookline._cache.cache import Cache
+    from hookline._compare.compare import compare
+    from hookline._compare.report import Comparison
     from hookline._engine.offload import pinned
     from hookline._engine.sequences import tell_tokens
     from hookline._explore.explore import explore
@@ -37,6 +40,7 @@ if _typing.TYPE_CHECKING:
     from hookline._scan.scan import scan
     from hookline._sites.language import Site
     from hookline._store.store import Store
+    from hookline._sweep.result import Sweep
     from hookline._sweep.sweep import sweep
     from hookline._values.tokens import tokens
     from hookline._watch.watch import watch
@@ -51,6 +55,8 @@ __all__ = [
     "BadValue",
     "Cache",
     "CacheFull",
+    "Comparison",
+    "Diverged",
     "EditError",
     "Generation",
     "Harvest",
@@ -69,12 +75,14 @@ __all__ = [
     "StopForward",
     "Store",
     "StoreError",
+    "Sweep",
     "Texts",
     "attached",
     "auto_hook",
     "capture",
     "check",
     "clear",
+    "compare",
     "edit",
     "explore",
     "harvest",
@@ -93,6 +101,8 @@ __all__ = [
 # Where each name that is imported on first use is defined.
 _LATER = {
     "hookline._cache.cache": ("Cache",),
+    "hookline._compare.compare": ("compare",),
+    "hookline._compare.report": ("Comparison",),
     "hookline._engine.offload": ("pinned",),
     "hookline._engine.sequences": ("tell_tokens",),
     "hookline._explore.explore": ("explore",),
@@ -106,6 +116,7 @@ _LATER = {
     "hookline._scan.scan": ("scan",),
     "hookline._sites.language": ("Site",),
     "hookline._store.store": ("Store",),
+    "hookline._sweep.result": ("Sweep",),
     "hookline._sweep.sweep": ("sweep",),
     "hookline._values.tokens": ("tokens",),
     "hookline._watch.watch": ("watch",),

@@ -251,10 +251,12 @@ def forge_cache(path: Path) -> None:
         path.write_bytes(with_length(raw) + whole[start:])
         attempt(f"its header is {case}", path.name, use)
     for case, sites in MANIFESTS.items():
-        path.write_bytes(files._header({"format": files._FORMAT, "tensors": [], "sites": sites}))
+        path.write_bytes(files._header({"format": files._format("cache"), "tensors": [], "sites": sites}))
         attempt(case, path.name, use)
     note = ["00000000", "torch.uint8", [64 << 30]]
-    path.write_bytes(files._header({"format": files._FORMAT, "tensors": [note], "sites": [["h", [["tensor", 0, 0]]]]}))
+    path.write_bytes(
+        files._header({"format": files._format("cache"), "tensors": [note], "sites": [["h", [["tensor", 0, 0]]]]})
+    )
     os.truncate(path, path.stat().st_size + (64 << 30))
     attempt("gigabytes of holes that are declared", path.name, use)
     path.write_bytes(whole)

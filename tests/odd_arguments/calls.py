@@ -35,6 +35,14 @@ class World:
     def cache(self) -> hl.Cache:
         return hl.run(self.model, X, capture=["0", "1", "2"])[1]
 
+    @functools.cached_property
+    def sweep(self) -> hl.Sweep:
+        return hl.Sweep(0.5, {"0": 0.1, "2": 0.3})
+
+    @functools.cached_property
+    def comparison(self) -> hl.Comparison:
+        return hl.compare(self.model, self.model, run=(X,))
+
     @property
     def store(self) -> hl.Store:
         shutil.copytree(Path(_harvested().name) / "store", self.folder / "store")
@@ -188,10 +196,15 @@ CALLS: dict[str, Callable[[World, Given], Any]] = {
         hl.sweep(
             g("model", w.model),
             g("where", "*"),
-            g("measure", lambda: w.model(X).sum()),
-            **{"progress": False, **g.rest()},
+            g("metric", lambda output: output.sum()),
+            **{"run": (X,), "progress": False, **g.rest()},
         )
     ),
+    "compare": lambda w, g: str(hl.compare(g("a", w.model), g("b", w.model), **{"run": (X,), **g.rest()})),
+    "Comparison.check": lambda w, g: w.comparison.check(),
+    "Comparison.errors": lambda w, g: w.comparison.errors(**g.rest()),
+    "Comparison.plot": lambda w, g: w.comparison.plot(**g.rest()),
+    "Comparison.to_frame": lambda w, g: str(w.comparison.to_frame()),
     "explore": lambda w, g: hl.explore(g("what", w.cache), to=g("to", w.folder / "page.html"), **g.rest()),
     "watch": _watch,
     "harvest": lambda w, g: _harvest(w, g, hl.harvest)["0"][:],
@@ -235,6 +248,17 @@ CALLS: dict[str, Callable[[World, Given], Any]] = {
     "Store.rows": lambda w, g: w.store.rows(g("site", "0"), **g.rest())[:],
     "Store.stats": lambda w, g: str(w.store.stats()),
     "Store.verify": lambda w, g: w.store.verify(),
+    "Sweep": lambda w, g: str(hl.Sweep(g("base", 0.5), g("measured", {"0": 0.1}), **g.rest())),
+    "Sweep.grid": lambda w, g: str(w.sweep.grid()),
+    "Sweep.load": lambda w, g: (w.sweep.save(w.folder / "s"), hl.Sweep.load(g("path", w.folder / "s"))),
+    "Sweep.normalised": lambda w, g: str(
+        w.sweep.normalised(clean=g("clean", 1.0), corrupted=g("corrupted", 0.0), **g.rest())
+    ),
+    "Sweep.plot": lambda w, g: w.sweep.plot(**g.rest()),
+    "Sweep.save": lambda w, g: w.sweep.save(g("path", w.folder / "sweep"), **g.rest()),
+    "Sweep.select": lambda w, g: str(w.sweep.select(*g.star("where", "0"))),
+    "Sweep.to_frame": lambda w, g: str(w.sweep.to_frame()),
+    "Sweep.top": lambda w, g: str(w.sweep.top(g("n", 1), **g.rest())),
     "Harvest": lambda w, g: _harvest(w, g, hl.Harvest).run()["0"][:],
     "Harvest.estimate": _plan(lambda plan, g: plan.estimate()),
     "Harvest.pending": _plan(lambda plan, g: plan.pending()),
@@ -307,7 +331,7 @@ def public() -> dict[str, Any]:
 
 def _is_left_out(name: str) -> bool:
     above, _, method = name.partition(".")
-    return name in ("Hook", "Site") or bool(method and above in LEFT_OUT)
+    return name in ("Comparison", "Hook", "Site") or bool(method and above in LEFT_OUT)
 
 
 def parameters(name: str) -> dict[str, str]:
