@@ -215,6 +215,8 @@ class Killed(harvests.Sentences):
         return super().__getitem__(index)
 
 
+# Torch opens temporary files once its pipe breaks, and may raise in the middle, from its signal handler.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_loader_s_process_that_dies_is_an_error_and_the_same_call_goes_on(tmp_path):
     data = Killed()
     loader = DataLoader(data, batch_size=2, collate_fn=data.collate, num_workers=2)
