@@ -485,7 +485,7 @@ class LateMixing(nn.Module):
 def test_influence_that_shows_in_a_later_run_is_found_there(x) -> None:
     torch.manual_seed(0)
     with pytest.warns(hl.HooklineWarning, match="samples of its batch influence each other"):
-        both(LateMixing(), ["one[:, *]", "two[:, *]"], (x,), batch=6)
+        both(LateMixing(), ["one[:, *]", "two[:, *]", "three[:, *]"], (x,), batch=6)
 
 
 def test_what_modules_that_are_left_out_would_have_kept_outside_is_found_missing(x) -> None:

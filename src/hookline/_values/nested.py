@@ -91,7 +91,7 @@ def _is_output(value: Any) -> bool:
 
 
 def _copied_output(value: Any) -> Any:
-    """Return a shallow copy of an output of transformers. `copy.copy` takes six times as long."""
+    """Return a shallow copy of an output of transformers. `copy.copy` takes many times as long."""
     new: Any = OrderedDict.__new__(type(value))
     for name, held in vars(value).items():
         object.__setattr__(new, name, held)
