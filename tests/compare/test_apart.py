@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from hookline._compare import apart as module
 from hookline._compare.apart import NOTHING_APART, OtherShape, apart, in_one_layout, largest_element, where_apart
 
 ONE = torch.tensor([[3.0, 4.0], [0.0, 0.0]])
@@ -57,3 +58,38 @@ def test_layouts_are_mapped_to_a_or_else_to_b():
     assert torch.equal(ours, theirs)
     ours, theirs = in_one_layout(ONE, ONE.T, None, lambda tensor: tensor.T)
     assert torch.equal(ours, theirs)
+
+
+def test_pieces_add_up_to_the_whole(monkeypatch):
+    one, two = torch.randn(2, 7, 5, generator=torch.Generator().manual_seed(0))
+    whole = apart(one, two)
+    monkeypatch.setattr(module, "_PIECE", 4)
+    assert apart(one, two) == pytest.approx(whole)
+    assert largest_element(one) == one.abs().max().item()
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        lambda one: one.to_sparse(),
+        lambda one: torch.complex(one, one),
+        lambda one: torch.complex(one, -one).conj(),
+        lambda one: torch.nested.nested_tensor([one, one[:1]]),
+        lambda one: one.to(torch.float8_e4m3fn),
+        lambda one: torch.quantize_per_tensor(one, 0.5, 0, torch.qint8),
+        lambda one: one.bool(),
+    ],
+    ids=["sparse", "complex", "conjugate", "nested", "float8", "quantised", "bool"],
+)
+def test_tensors_of_every_kind_are_compared(changed):
+    assert apart(changed(ONE), changed(ONE)).is_none
+    assert apart(changed(ONE), changed(ONE * 0)).largest >= 1
+    assert largest_element(changed(ONE)) >= 1
+
+
+def test_values_stay_as_they_are():
+    mask = torch.tensor([0.0, torch.finfo(torch.float64).min], dtype=torch.float64)
+    kept = mask.clone()
+    assert apart(mask, torch.ones(2)).largest == math.inf
+    assert largest_element(mask) == 0
+    assert torch.equal(mask, kept)

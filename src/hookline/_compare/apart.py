@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from hookline._kernel import leaves, map_tensors
+from hookline._plot.plot_data import dense
+
+_PIECE = 1 << 20  # Elements that are compared at a time: copies of them in float64 take little memory.
 
 Convert = Callable[[Tensor], Tensor]  # Changes the layout of a tensor of a into that of b, or back.
 
@@ -53,7 +56,9 @@ def apart(value: Any, other: Any) -> Apart:
             raise OtherShape(f"{tuple(one.shape)} and {tuple(two.shape)}")
     if not pairs:
         raise OtherShape("one has no tensors")
-    return _of_flat(*(torch.cat([_flat(pair[side]) for pair in pairs]) for side in (0, 1)))
+    if all(are_equal(*pair) for pair in pairs):
+        return NOTHING_APART
+    return _of_sums([_sums(*piece) for pair in pairs for piece in _pieces(*pair)])
 
 
 def in_one_layout(ours: Any, theirs: Any, to_b: Convert | None, to_a: Convert | None) -> tuple[Any, Any]:
@@ -74,7 +79,7 @@ def _where(convert: Convert) -> Convert:
 def where_apart(value: Any, other: Any) -> str:
     """Say at which element two values differ most, and what it is in both."""
     for one, two in zip(tensors_of(value), tensors_of(other), strict=False):
-        if one.shape == two.shape and not torch.equal(one, two.to(one)):
+        if one.shape == two.shape and not are_equal(one, two):
             flat = _flat(one), _flat(two)
             place = int((flat[0] - flat[1]).abs().nan_to_num(math.inf).argmax())
             index = ", ".join(str(int(position)) for position in torch.unravel_index(torch.tensor(place), one.shape))
@@ -83,14 +88,53 @@ def where_apart(value: Any, other: Any) -> str:
 
 
 def tensors_of(value: Any) -> list[Tensor]:
-    """Return the tensors in a value that hold real numbers."""
-    return [tensor.detach() for tensor in leaves(value) if not tensor.is_complex() and tensor.numel()]
+    """Return the tensors in a value that have elements; of complex ones the real and imaginary parts."""
+    tensors = [dense(tensor, complex_as_size=False) for tensor in leaves(value)]
+    return [torch.view_as_real(one.resolve_conj()) if one.is_complex() else one for one in tensors if one.numel()]
 
 
+def exact(tensor: Tensor) -> Tensor:
+    """Return a tensor in float64, on its own device if that knows float64."""
+    return tensor.to("cpu" if tensor.device.type == "mps" else tensor.device, torch.float64)
+
+
+def are_equal(one: Tensor, two: Tensor) -> bool:
+    """Return whether two tensors hold the same numbers in the same dtype: a quick look before they are measured."""
+    if one.dtype != two.dtype or one.device != two.device or one.numel() != two.numel() or not _has_quick_tests(one):
+        return False
+    return torch.equal(one.reshape(-1), two.reshape(-1))
+
+
+def _has_quick_tests(tensor: Tensor) -> bool:
+    return tensor.dtype.itemsize > 1 or not tensor.is_floating_point()  # torch can't compare numbers in 8 bits.
+
+
+@torch.no_grad()
 def largest_element(value: Any) -> float:
     """Return the largest finite element of a value."""
-    found = [_flat(tensor).abs().nan_to_num(0.0, 0.0, 0.0).max().item() for tensor in tensors_of(value)]
-    return max(found, default=0.0)
+    return max((_largest(tensor) for tensor in tensors_of(value)), default=0.0)
+
+
+def _largest(tensor: Tensor) -> float:
+    if _has_quick_tests(tensor):
+        low, high = (float(end) for end in tensor.aminmax())
+        if max(-low, high) < _limit(tensor):
+            return max(-low, high)
+    return max(part.nan_to_num(0.0, 0.0, 0.0).abs().max().item() for part in _parts(tensor))
+
+
+@torch.no_grad()
+def largest_difference(one: Tensor, two: Tensor) -> float:
+    """Return the largest difference between elements of two tensors of one shape."""
+    return max(((ours - theirs).abs().max().item() for ours, theirs in _pieces(one, two)), default=0.0)
+
+
+@torch.no_grad()
+def sums(tensor: Tensor) -> tuple[float, float]:
+    """Return the sum of the elements of a tensor, and that of their sizes."""
+    found = [torch.stack([part.sum(), part.abs().sum()]) for part in _parts(tensor)]
+    total, absolute = torch.stack(found).sum(0).tolist()
+    return total, absolute
 
 
 def worst(found: Sequence[Apart]) -> Apart:
@@ -98,27 +142,50 @@ def worst(found: Sequence[Apart]) -> Apart:
     return max(found, key=lambda one: one.largest if not math.isnan(one.largest) else math.inf)
 
 
-def _of_flat(one: Tensor, two: Tensor) -> Apart:
-    same = (one == two) | (one.isnan() & two.isnan())
-    difference = torch.where(same, 0.0, one - two)  # Two infinities are not NaN apart.
-    largest = difference.abs().max().item()
-    if largest == 0:
-        return NOTHING_APART
-    first = one.nan_to_num(0.0, 0.0, 0.0)
-    norm, size = difference.norm().item(), first.norm().item()
-    relative = norm / size if size else math.inf
-    cosine = torch.nn.functional.cosine_similarity(first, two.nan_to_num(0.0, 0.0, 0.0), 0).item()
-    sqnr = -20 * math.log10(relative) if 0 < relative < math.inf else -math.inf
-    mean, exact = difference.abs().mean().item(), same.double().mean().item()
-    largest = math.inf if math.isnan(largest) else largest
-    return Apart(largest, mean, relative, cosine, sqnr, exact)
+def _pieces(one: Tensor, two: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the elements of two tensors in float64, on one device, a part at a time."""
+    for ours, theirs in zip(_parts(one), _parts(two), strict=True):
+        yield ours, theirs.to(ours.device)
+
+
+def _parts(tensor: Tensor) -> Iterator[Tensor]:
+    return map(_masked, tensor.reshape(-1).split(_PIECE))
 
 
 def _flat(tensor: Tensor) -> Tensor:
-    if tensor.is_quantized:
-        tensor = tensor.dequantize()
-    flat = tensor.to("cpu", torch.float64).reshape(-1)
-    # The smallest number of a dtype stands for -inf in masks, and hides all other numbers beside it.
-    return (
-        flat.masked_fill(flat <= torch.finfo(tensor.dtype).min / 2, -math.inf) if tensor.is_floating_point() else flat
-    )
+    return _masked(tensor.reshape(-1))
+
+
+def _masked(flat: Tensor) -> Tensor:
+    """Return elements in float64. The smallest number of a dtype stands for -inf in masks, and hides all others."""
+    numbers = exact(flat)
+    is_plain = not flat.is_floating_point() or bool(numbers.amin() > -_limit(flat))
+    return numbers if is_plain else numbers.masked_fill(numbers <= -_limit(flat), -math.inf)
+
+
+def _limit(tensor: Tensor) -> float:
+    """Return the number from which the elements of a tensor count as infinite."""
+    return torch.finfo(tensor.dtype).max / 2 if tensor.is_floating_point() else math.inf
+
+
+def _sums(one: Tensor, two: Tensor) -> list[float]:
+    """Return what the measures are made of: the largest difference, and sums over the elements."""
+    same = (one == two) | (one.isnan() & two.isnan())
+    difference = torch.where(same, 0.0, one - two)  # Two infinities are not NaN apart.
+    size = difference.abs()
+    mine, yours = one.nan_to_num(0.0, 0.0, 0.0), two.nan_to_num(0.0, 0.0, 0.0)
+    products = difference.dot(difference), mine.dot(mine), yours.dot(yours), mine.dot(yours)
+    count = size.new_tensor(len(same))
+    found: list[float] = torch.stack([size.max(), size.sum(), *products, same.sum(), count]).tolist()
+    return found
+
+
+def _of_sums(found: Sequence[Sequence[float]]) -> Apart:
+    largest = max(math.inf if math.isnan(one[0]) else one[0] for one in found)
+    if largest == 0:
+        return NOTHING_APART
+    total, difference, mine, yours, both, same, count = (sum(column) for column in list(zip(*found, strict=True))[1:])
+    relative = math.sqrt(difference / mine) if mine else math.inf
+    cosine = both / math.sqrt(mine * yours) if mine and yours else 0.0
+    sqnr = -20 * math.log10(relative) if 0 < relative < math.inf else -math.inf
+    return Apart(largest, total / count, relative, cosine, sqnr, same / count)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from hookline._compare.apart import tensors_of
+from hookline._compare.apart import sums, tensors_of
 from hookline._compare.recording import ModuleCall, Recording
 from hookline._tables import Table, Tabular, count
 from hookline.errors import HooklineError, did_you_mean
@@ -218,9 +218,8 @@ def _traits(path: str, call: ModuleCall) -> _Traits:
     parameters = list(call.module.parameters(recurse=False))
     numbers = None
     if parameters and not parameters[0].is_meta:
-        first = parameters[0].detach()
-        numbers = first.numel(), first.double().sum().item(), first.double().abs().sum().item()
-    output = [tensor for tensor in tensors_of(call.output)[:1] if not tensor.is_quantized]
+        numbers = next(((one.numel(), *sums(one)) for one in tensors_of(parameters[0])), None)
+    output = tensors_of(call.output)[:1]
     elements = output[0].numel() if output else None
     sample = output[0].flatten()[:: 1 + output[0].numel() // _SAMPLE].to("cpu", torch.float64) if output else None
     is_innermost = not any(True for _ in call.module.children())

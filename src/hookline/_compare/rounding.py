@@ -76,14 +76,20 @@ def run_in(module: nn.Module, inputs: Mapping[str, Any], dtype: torch.dtype) -> 
         return tensor.to(dtype) if tensor.is_floating_point() else tensor.clone()
 
     try:
-        return run_alone(copied(module).to(dtype), map_tensors(cast, dict(inputs), in_objects=True))
+        return run_alone(copied(module, dtype), map_tensors(cast, dict(inputs), in_objects=True))
     except Exception:  # For example, one of its kernels knows no float64.
         return None
 
 
-def copied(module: nn.Module) -> nn.Module:
-    """Return a copy of a module that hooks do not see."""
-    return copy.deepcopy(unwrap(module))
+def copied(module: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
+    """Return a copy of a module that hooks do not see, in another dtype if one is given."""
+    module = unwrap(module)
+    if dtype is None:
+        return copy.deepcopy(module)
+    # Where a weight is cast, there is no need to copy it first.
+    plain = [one for one in module.parameters() if type(one) is nn.Parameter and one.is_floating_point()]
+    cast = {id(one): nn.Parameter(one.detach().to(dtype), one.requires_grad) for one in plain if one.dtype != dtype}
+    return copy.deepcopy(module, cast).to(dtype)
 
 
 def run_alone(module: nn.Module, inputs: Mapping[str, Any], rests: bool = True, grad: bool = False) -> Any:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from hookline._compare.apart import are_equal, exact, largest_difference, largest_element, tensors_of
 from hookline._kernel import Names, shape_of, unwrap
 
 EQUAL, ROUNDED, DIFFERENT, MISSING, EXTRA, SHAPE = "equal", "rounded", "different", "missing", "extra", "shape"
@@ -76,17 +77,22 @@ def _join(path: str, name: str) -> str:
 @torch.no_grad()
 def difference_of(one: Tensor, two: Tensor) -> tuple[str, str]:
     """Say how two tensors that should be equal differ: the kind, and in words."""
-    if one.is_meta or two.is_meta:
+    if one.is_meta or two.is_meta or (one.shape == two.shape and not one.numel()):
         return EQUAL, ""
-    ours, theirs = (_plain(tensor) for tensor in (one, two))
-    rounding = max(_eps(one), _eps(two))
-    largest = ours.abs().max().item() if ours.numel() else 0.0
-    if ours.shape == theirs.shape:
-        apart = (ours - theirs).abs().max().item() if ours.numel() else 0.0
+    if not one.numel() or not two.numel():
+        return SHAPE, f"{tuple(one.shape)} in a, {tuple(two.shape)} in b"
+    (one,), (two,) = tensors_of(one), tensors_of(two)
+    if one.shape == two.shape and are_equal(one, two):
+        return EQUAL, ""
+    rounding, largest = max(_eps(one), _eps(two)), largest_element(one)
+    if one.shape == two.shape:
+        apart = largest_difference(one, two)
         if apart == 0:
             return EQUAL, ""
         if apart <= rounding * largest:
             return ROUNDED, f"rounded: {str(one.dtype)[6:]} and {str(two.dtype)[6:]}"
+    ours = exact(one)
+    theirs = exact(two).to(ours.device)
     how = _rearranged(ours, theirs, rounding * max(largest, 1e-30))
     if how:
         return DIFFERENT, how
@@ -131,7 +137,7 @@ def _is_order(ours: Tensor, theirs: Tensor, order: list[int], near: float) -> bo
 
 def _order(ours: Tensor, theirs: Tensor, near: float) -> list[int] | None:
     """Return for each row of `theirs` which row of `ours` it is; None if it is no permutation."""
-    probe = torch.linspace(0.5, 1.5, ours.shape[1], dtype=ours.dtype)
+    probe = torch.linspace(0.5, 1.5, ours.shape[1], dtype=ours.dtype, device=ours.device)
     one, two = ours @ probe, theirs @ probe
     (_, first), (_, second) = one.sort(), two.sort()
     if (one[first] - two[second]).abs().max() > near * ours.shape[1]:
@@ -173,11 +179,6 @@ def _in_words(ours: Tensor, theirs: Tensor, near: float) -> str:
     share = (apart > near).double().mean().item()
     sizes = f"up to {apart.max().item():.3g}" if math.isfinite(apart.max().item()) else "not finite"
     return f"{100 * share:.3g} % of its elements differ, {sizes}"
-
-
-def _plain(tensor: Tensor) -> Tensor:
-    tensor = tensor.dequantize() if tensor.is_quantized else tensor
-    return tensor.detach().to("cpu", torch.float64)
 
 
 def _eps(tensor: Tensor) -> float:
