@@ -49,8 +49,8 @@ def test_the_values_of_both_at_the_first_place_are_kept():
     b[1].eps = 0.1
     first = hl.compare(a, b, run=(X,)).first
     given = a[0](X)
-    torch.testing.assert_close(first.values[0], a[1](given))
-    torch.testing.assert_close(first.values[1], b[1](given))
+    torch.testing.assert_close(first.local_values[0], a[1](given))
+    torch.testing.assert_close(first.local_values[1], b[1](given))
     assert first.worst.startswith("at [")
 
 

@@ -21,7 +21,7 @@ from hookline._compare.hints import Suspect, hint_for
 from hookline._compare.matching import Matching, match_modules, match_names
 from hookline._compare.recording import ModuleCall, Recording, paths_of, record
 from hookline._compare.references import Reference, compare_with_reference, reference_of
-from hookline._compare.report import ComparedPlace, Comparison
+from hookline._compare.report import ComparedPlace, Comparison, Pair
 from hookline._compare.rounding import Rounding
 from hookline._compare.weights import compare_weights
 from hookline._kernel import Call, describe, map_tensors, refuse_flags, unwrap
@@ -159,25 +159,28 @@ class _Comparing:
     def _seen(self, path: str, other: str) -> ComparedPlace:
         call = self.ours.calls[path][0]
         place = ComparedPlace(path, other, type(call.module).__name__)
-        place.seen, place.note = self._apart(self.ours.outputs(path), self.theirs.outputs(other))
+        found = self._measured(self.ours.outputs(path), self.theirs.outputs(other))
+        place.seen, place.seen_values, place.call, place.note = found
         if not path and not other:  # The inputs of the model are the same.
-            place.local = place.seen
+            place.local, place.local_values = place.seen, place.seen_values
             self.given[path] = [one.inputs for one in self.theirs.calls[other]]
-            place.values = self._first_values(path, self.theirs.outputs(other))
         return place
 
-    def _first_values(self, path: str, theirs: list[Any]) -> tuple[Any, Any] | None:
-        ours = self.ours.outputs(path)
-        return (ours[0], theirs[0]) if ours and theirs else None
-
-    def _apart(self, ours: list[Any], theirs: list[Any]) -> tuple[Apart | None, str]:
-        if not ours or not theirs:
-            return None, "never returned"
-        try:
-            pairs = [self._in_one_layout(*pair) for pair in zip(ours, theirs, strict=False)]
-            return worst([apart(*pair) for pair in pairs]), ""
-        except OtherShape as error:
-            return None, f"not compared: {error}"
+    def _measured(self, ours: list[Any], theirs: list[Any]) -> tuple[Apart | None, Pair | None, int, str]:
+        """Return how far outputs are apart in the call where it is most, those of that call, its number, and a note."""
+        pairs, errors = [], []
+        for pair in zip(ours, theirs, strict=False):
+            try:
+                pairs.append(self._in_one_layout(*pair))
+                errors.append(apart(*pairs[-1]))
+            except OtherShape as error:
+                return None, pairs[-1], len(errors), f"not compared: {error}"
+        if not errors:
+            return None, None, 0, "never returned"
+        error = worst(errors)
+        number = errors.index(error)
+        note = f"{count(len(ours), 'call')} in a, {len(theirs)} in b" if len(ours) != len(theirs) else ""
+        return error, pairs[number], number, note
 
     def _in_one_layout(self, ours: Any, theirs: Any) -> tuple[Any, Any]:
         return in_one_layout(ours, theirs, self.to_b, self.to_a)
@@ -202,11 +205,10 @@ class _Comparing:
 
         recording = self._record(self.b, self.arguments[1], list(pairs.values()), prepare)
         for path, other in pairs.items():
-            theirs = recording.outputs(other)
-            places[path].local, note = self._apart(self.ours.outputs(path), theirs)
-            places[path].values = self._first_values(path, theirs)
-            kept = self.kept.get(path)
-            places[path].note = note or (f"with b's own {', '.join(sorted(kept))}" if kept else places[path].note)
+            place, kept = places[path], self.kept.get(path)
+            found = self._measured(self.ours.outputs(path), recording.outputs(other))
+            place.local, place.local_values, place.call, note = found
+            place.note = note or (f"with b's own {', '.join(sorted(kept))}" if kept else place.note)
 
     def _replacement(self, path: str) -> Callable[[Any, Call], Any]:
         calls: list[ModuleCall] = self.ours.calls[path]
@@ -235,12 +237,15 @@ class _Comparing:
             outputs = self.ours.outputs(path)
             place.rounding = self.rounding.free(outputs)
             if place.local is None or place.local.largest <= place.rounding:
+                place.local_values = None
                 continue
             if path not in around_off:
-                call = self.ours.calls[path][0]
+                call = self.ours.calls[path][place.call]
                 place.rounding = self.rounding.allowed(call.module, call.inputs, call.output)
             place.is_off = not place.local.largest <= place.rounding
-            if place.is_off:
+            if not place.is_off:
+                place.local_values = None  # Equal up to rounding: they would only take memory.
+            else:
                 around_off |= {"", *(path[:end] for end, letter in enumerate(path) if letter == ".")}
 
     def _first(self, places: dict[str, ComparedPlace]) -> ComparedPlace | None:
@@ -258,20 +263,17 @@ class _Comparing:
 
     def _explain(self, place: ComparedPlace) -> None:
         """Look for the reason, and for the element that differs most."""
-        ours, theirs = self.ours.calls[place.site][0], self.theirs.calls[place.other][0]
-        given = self.given.get(place.site)
-        if not given or place.values is None:
+        ours, theirs = self.ours.calls[place.site][place.call], self.theirs.calls[place.other][place.call]
+        given = self.given.get(place.site, [])[place.call :]
+        if not given or place.local_values is None:
             return
-        place.worst = where_apart(*self._in_one_layout(*place.values))
+        place.worst = where_apart(*place.local_values)
 
         def convert(output: Any) -> tuple[Any, Any]:
             return self._in_one_layout(ours.output, output)
 
-        hint = hint_for(
-            Suspect(
-                ours.module, theirs.module, ours.inputs, given[0], *place.values, place.rounding, convert, self._owner
-            )
-        )
+        modules, inputs = (ours.module, theirs.module), (ours.inputs, given[0])
+        hint = hint_for(Suspect(*modules, *inputs, *place.local_values, place.rounding, convert, self._owner))
         if hint is not None:
             place.hint = hint.text
             inside = hint.function if hint.function[:1] in ("", "/") or not place.other else f".{hint.function}"

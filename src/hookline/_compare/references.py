@@ -86,7 +86,7 @@ def compare_with_reference(
         exact = in_one_layout(ours, again.get(other, theirs), None, to_a)[1]
         place.rounding = rounding.with_explained(ours, apart(theirs, exact).largest)
         place.is_off = not place.seen.largest <= place.rounding
-        place.values = ours, theirs
+        place.seen_values = ours, theirs
         place.worst = where_apart(ours, theirs)
     if not any(place.seen for place in places.values()):
         names = ", ".join(map(repr, list(values)[:3]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from hookline._explore.explore import Page
+
 KINDS = ("seen", "local")
+Pair = tuple[Any, Any]  # A value of a, and that of b in the same layout.
 
 
 @dataclass
@@ -37,11 +41,13 @@ class ComparedPlace:
     local: Apart | None = None
     rounding: float = 0.0
     is_off: bool = False
+    call: int = 0  # The call of the module in which its error is largest.
     note: str = ""
     hint: str = ""
     function: str = ""  # The site inside b's module at which the error begins, if it was found.
     worst: str = ""  # The element that differs most, and what it is in both.
-    values: tuple[Any, Any] | None = field(default=None, repr=False)  # The outputs of a and b on a's inputs.
+    seen_values: Pair | None = field(default=None, repr=False)  # The outputs of a and b, each in its own run.
+    local_values: Pair | None = field(default=None, repr=False)  # Those of both on a's inputs, if they are off.
 
     def __str__(self) -> str:
         return self.site or "the model"
@@ -155,6 +161,17 @@ class Comparison(Tabular, Mapping[str, ComparedPlace]):
         return plot_curves(
             errors, "place", range(longest), ax=ax, log=True, title=title or "error of each place", label=None
         )
+
+    def explore(self, to: str | os.PathLike[str] = "report.html", **options: Any) -> Page:
+        """Write a page that shows the values of a and b side by side, and both errors; options are of `hl.explore`."""
+        from hookline._explore.explore import explore
+
+        pairs = {site: place.seen_values for site, place in self._places.items() if place.seen_values is not None}
+        if not pairs:
+            raise HooklineError("there are no values to explore: hl.compare without run= compares only weights")
+        first, second = ({site: pair[side] for site, pair in pairs.items()} for side in (0, 1))
+        named = {"names": ("a", "b"), "title": self.verdict.partition(":")[0], "measured": self.errors(), **options}
+        return explore(first, to=to, against=second, **named)
 
     def _table(self) -> Table:
         if self.ok:
