@@ -54,6 +54,41 @@ def test_the_values_of_both_at_the_first_place_are_kept():
     assert first.worst.startswith("at [")
 
 
+def test_the_call_in_which_a_module_is_off_most_is_shown_and_explained():
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.act = nn.Hardtanh(-1, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.act(self.act(x / 100).abs() * 300)
+
+    a, b = Twice(), Twice()
+    b.act.min_val, b.act.max_val = -2, 1.5  # Nothing is so low.
+    first = hl.compare(a, b, run=(X,)).first
+    assert (first.site, first.call) == ("act", 1)
+    assert first.hint == "max_val is 1 in a and 1.5 in b"
+    assert first.local_values[1].max() == 1.5
+
+
+def test_calls_that_only_one_model_makes_are_noted():
+    class Times(nn.Module):
+        def __init__(self, times: int) -> None:
+            super().__init__()
+            self.times, self.linear = times, nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            for _ in range(self.times):
+                x = self.linear(x)
+            return x
+
+    a, b = Times(2), Times(3)
+    b.load_state_dict(a.state_dict())
+    report = hl.compare(a, b, run=(X,))
+    assert report.first.site == ""
+    assert report["linear"].note == "2 calls in a, 3 in b"
+
+
 def test_check_and_strict_raise():
     a = stack()
     b = copy.deepcopy(a)

@@ -18,6 +18,8 @@ SCALE = torch.rand(8, generator=torch.Generator().manual_seed(2)) + 0.5
         (X / 8, X, "0.125 (= 1/√64) times b's"),
         (X * 768**0.5, X, "27.7128 (= √768) times b's"),
         (X + GIVEN, X, "b's plus the input: b leaves out the residual connection"),
+        (X + 2 * GIVEN, X, "b's plus 2 times the input"),
+        (X - GIVEN / 2, X, "b's minus 0.5 times the input"),
         (X - GIVEN, X, "b's minus the input: b adds it, and a does not"),
         (X * (1 + SCALE), X * SCALE, "b leaves out the offset of the norm"),
         (X * SCALE, X * (1 + SCALE), "b adds an offset to the norm"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 
 import pytest
 import torch
@@ -67,6 +68,16 @@ def test_errors_go_into_the_explorer_page(report, tmp_path):
     page = hl.explore(model, run=(X,), to=tmp_path / "page.html", measured=report.errors())
     assert "local error" in (tmp_path / "page.html").read_text()
     assert page
+
+
+def test_the_explorer_page_shows_both_side_by_side(report, tmp_path):
+    page = report.explore(tmp_path / "page.html")
+    assert page.sites == 37
+    text = Path(page).read_text()
+    assert '"name":"b"' in text
+    assert "local error" in text
+    with pytest.raises(hl.HooklineError, match="compares only weights"):
+        hl.compare(nn.Linear(2, 2), nn.Linear(2, 2)).explore(tmp_path / "none.html")
 
 
 def test_both_errors_are_drawn_over_the_places(report):

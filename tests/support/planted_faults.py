@@ -570,11 +570,100 @@ def _by_parts(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return output if bias is None else output + bias
 
 
+class Adapted(nn.Module):
+    """A linear layer with a low-rank adapter, which may be merged into its weight."""
+
+    def __init__(self, base: nn.Linear) -> None:
+        super().__init__()
+        self.base, self.is_merged = base, False
+        self.down, self.up = (
+            nn.Linear(*sizes, bias=False) for sizes in ((base.in_features, 4), (4, base.out_features))
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the output."""
+        return self.base(x) if self.is_merged else self.base(x) + 0.5 * self.up(self.down(x))
+
+    def merge(self) -> None:
+        """Add the adapter to the weight."""
+        self.base.weight += 0.5 * self.up.weight @ self.down.weight
+        self.is_merged = True
+
+
+def merged_adapters(a: nn.Module, run: dict[str, Any]) -> Alike:
+    a = copy.deepcopy(a)
+    linear = [
+        path for path, one in a.named_modules() if type(one) is nn.Linear and re.search(r"q|query|value|fc", path)
+    ]
+    for path in linear:
+        holder, _, name = path.rpartition(".")
+        setattr(a.get_submodule(holder), name, Adapted(a.get_submodule(path)))
+    b = copy.deepcopy(a)
+    with torch.no_grad():
+        for one in b.modules():
+            if isinstance(one, Adapted):
+                one.merge()
+    return (a, b, {"run": run}) if linear else None
+
+
+def hold_the_same(a: nn.Module, b: nn.Module) -> bool:
+    """Return True if two models hold the same numbers."""
+    return all(torch.equal(one, two) for one, two in zip(a.parameters(), b.parameters(), strict=True))
+
+
+@torch.no_grad()
+def folded_norms(a: nn.Module, run: dict[str, Any]) -> Alike:
+    b = copy.deepcopy(a)
+    for layer in b.modules():
+        if not {"input_layernorm", "self_attn"} <= dict(layer.named_children()).keys():
+            continue
+        norm, attention = layer.input_layernorm, layer.self_attn
+        if "Gemma" in type(norm).__name__ or getattr(norm, "bias", None) is not None:
+            return None
+        if not hasattr(attention, "q_proj"):
+            return None
+        for linear in (attention.q_proj, attention.k_proj, attention.v_proj):
+            linear.weight.mul_(norm.weight)
+        norm.weight.fill_(1.0)
+    return (a, b, {"run": run}) if not hold_the_same(a, b) else None
+
+
+@torch.no_grad()
+def fused_norms(a: nn.Module, run: dict[str, Any]) -> Alike:
+    b = copy.deepcopy(a)
+    for block in b.modules():
+        if isinstance(block, ConvBlock):
+            for number in "12":
+                conv, norm = getattr(block, f"conv{number}"), getattr(block, f"norm{number}")
+                setattr(block, f"conv{number}", torch.nn.utils.fuse_conv_bn_eval(conv, norm))
+                setattr(block, f"norm{number}", nn.Identity())
+    return (a, b, {"run": run}) if any(isinstance(one, ConvBlock) for one in b.modules()) else None
+
+
+_MLPS = (
+    ("gate_proj up_proj", "down_proj"), ("fc1", "fc2"), ("lin1", "lin2"), ("dense_h_to_4h", "dense_4h_to_h"),
+)  # fmt: skip
+
+
+@torch.no_grad()
+def reordered_units(a: nn.Module, run: dict[str, Any]) -> Alike:
+    b = copy.deepcopy(a)
+    for layer in b.modules():
+        for into, out in _MLPS:
+            if all(isinstance(getattr(layer, name, None), nn.Linear) for name in (*into.split(), out)):
+                for name in into.split():
+                    for one in getattr(layer, name).parameters():
+                        one.copy_(one.flip(0).clone())
+                last = getattr(layer, out)
+                last.weight.copy_(last.weight.flip(1).clone())
+    return (a, b, {"run": run}) if not hold_the_same(a, b) else None
+
+
 SAME: dict[str, Callable[[nn.Module, dict[str, Any]], Alike]] = {
     one.__name__: one
     for one in (
         copied, itself, in_bfloat16, in_half, in_float64, other_attention, a_single_row, renamed, channels_last,
-        compiled, other_order_of_sums,
+        compiled, other_order_of_sums, merged_adapters, folded_norms, fused_norms, reordered_units,
     )
 }  # fmt: skip
 

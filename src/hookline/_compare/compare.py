@@ -7,26 +7,25 @@ in a had. All modules of one nesting level are measured in one run of b, in whic
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from hookline import Hooks, Site
-from hookline._compare.apart import Apart, Convert, OtherShape, apart, in_one_layout, where_apart, worst
+from hookline._compare.apart import Convert, where_apart
 from hookline._compare.compared_gradients import Loss, compare_gradients
-from hookline._compare.filled_inputs import Filled
 from hookline._compare.hints import Suspect, hint_for
-from hookline._compare.matching import Matching, match_modules, match_names
-from hookline._compare.recording import ModuleCall, Recording, paths_of, record
+from hookline._compare.judging import clear_what_is_made_good, first_off, judge
+from hookline._compare.matching import match_names
+from hookline._compare.recording import paths_of
 from hookline._compare.references import Reference, compare_with_reference, reference_of
-from hookline._compare.report import ComparedPlace, Comparison, Pair
+from hookline._compare.report import ComparedPlace, Comparison
 from hookline._compare.rounding import Rounding
+from hookline._compare.runs import Runs
 from hookline._compare.weights import compare_weights
-from hookline._kernel import Call, describe, map_tensors, refuse_flags, unwrap
+from hookline._kernel import describe, refuse_flags, unwrap
 from hookline._scan.fake_run import call_arguments_of
-from hookline._scan.restore_modules import buffers_as_found, left_as_found
 from hookline._tables import count
 from hookline.errors import HooklineError
 
@@ -78,7 +77,8 @@ def compare(
         names = match_names(paths_of(a), paths_of(b), match)
         report = Comparison({}, compare_weights(a, b, names), None, None)
     else:
-        report = _Comparing(a, b, run, run_b, match, tolerance, to_b, to_a, backward).report()
+        runs = Runs((a, b), (call_arguments_of(run), call_arguments_of(run_b)), match, to_b, to_a)
+        report = _compare_runs(runs, Rounding(a, b, tolerance), backward)
     if strict:
         report.check()
     return report
@@ -100,193 +100,48 @@ def _refuse_odd(b: Any, match: Any, tolerance: Any, functions: Mapping[str, Any]
             raise HooklineError(f"{name}= takes a function, not {describe(function)}")
 
 
-class _Comparing:
-    """Compares two models on one batch."""
-
-    def __init__(
-        self,
-        a: nn.Module,
-        b: nn.Module,
-        run: Any,
-        run_b: Any,
-        match: Mapping[str, str | None] | None,
-        tolerance: float | None,
-        to_b: Convert | None,
-        to_a: Convert | None,
-        backward: Loss | None,
-    ) -> None:
-        self.a, self.b = a, b
-        self.arguments = call_arguments_of(run), call_arguments_of(run_b)
-        self.to_b, self.to_a, self.backward = to_b, to_a, backward
-        self.rounding = Rounding(a, b, tolerance)
-        self.ours = self._record(a, self.arguments[0], paths_of(a))
-        self.theirs = self._record(b, self.arguments[1], paths_of(b))
-        self.matching: Matching = match_modules(self.ours, self.theirs, match)
-        self.given: dict[str, list[Mapping[str, Any]]] = {}  # What b's modules got of a's inputs, by path in a.
-        self.kept: dict[str, set[str]] = {}  # The inputs of b's modules for which a has none.
-
-    def report(self) -> Comparison:
-        """Measure everything."""
-        places = {path: self._seen(path, other) for path, other in self.matching.pairs.items()}
-        for pairs in self._levels():
-            self._measure_level(pairs, places)
-        if not any(place.local for place in places.values()):
-            notes = {place.note for place in places.values()} - {""}
-            why = f" ({', '.join(sorted(notes)[:2])})" if notes else ""
-            raise HooklineError(
-                f"{count(len(places), 'pair')} of modules, and none returned values that can be compared{why}: "
-                "name pairs with match=, or map layouts with to_b= and to_a="
-            )
-        self._judge(places)
-        first = self._first(places)
-        if first is not None:
-            self._explain(first)
-        gradients = None
-        if self.backward is not None:
-            gradients = compare_gradients(
-                (self.a, self.b), self.arguments, (self.ours, self.theirs), places, self.backward, self.rounding
-            )
-        weights = compare_weights(self.a, self.b, self.matching.pairs)
-        return Comparison(places, weights, self.matching, first, gradients=gradients)
-
-    def _record(
-        self, model: nn.Module, arguments: Any, paths: list[str], prepare: Callable[[Hooks], None] = lambda _: None
-    ) -> Recording:
-        with left_as_found(model), buffers_as_found(model), torch.random.fork_rng():
-            torch.manual_seed(0)
-            return record(model, arguments, paths, prepare)
-
-    def _seen(self, path: str, other: str) -> ComparedPlace:
-        call = self.ours.calls[path][0]
-        place = ComparedPlace(path, other, type(call.module).__name__)
-        found = self._measured(self.ours.outputs(path), self.theirs.outputs(other))
-        place.seen, place.seen_values, place.call, place.note = found
-        if not path and not other:  # The inputs of the model are the same.
-            place.local, place.local_values = place.seen, place.seen_values
-            self.given[path] = [one.inputs for one in self.theirs.calls[other]]
-        return place
-
-    def _measured(self, ours: list[Any], theirs: list[Any]) -> tuple[Apart | None, Pair | None, int, str]:
-        """Return how far outputs are apart in the call where it is most, those of that call, its number, and a note."""
-        pairs, errors = [], []
-        for pair in zip(ours, theirs, strict=False):
-            try:
-                pairs.append(self._in_one_layout(*pair))
-                errors.append(apart(*pairs[-1]))
-            except OtherShape as error:
-                return None, pairs[-1], len(errors), f"not compared: {error}"
-        if not errors:
-            return None, None, 0, "never returned"
-        error = worst(errors)
-        number = errors.index(error)
-        note = f"{count(len(ours), 'call')} in a, {len(theirs)} in b" if len(ours) != len(theirs) else ""
-        return error, pairs[number], number, note
-
-    def _in_one_layout(self, ours: Any, theirs: Any) -> tuple[Any, Any]:
-        return in_one_layout(ours, theirs, self.to_b, self.to_a)
-
-    def _levels(self) -> list[dict[str, str]]:
-        """Return the pairs of each nesting level of b, without those of the model itself."""
-        levels: dict[int, dict[str, str]] = {}
-        theirs = set(self.matching.pairs.values())
-        for path, other in self.matching.pairs.items():
-            if path or other:
-                ends = [end for end, letter in enumerate(other) if letter == "."]
-                around = {"", *(other[:end] for end in ends)} - {other}
-                levels.setdefault(len(around & theirs), {})[path] = other
-        return [levels[depth] for depth in sorted(levels)]
-
-    def _measure_level(self, pairs: dict[str, str], places: dict[str, ComparedPlace]) -> None:
-        """Run b with the inputs of each of these modules replaced by those of its counterpart in a."""
-
-        def prepare(hooks: Hooks) -> None:
-            for path, other in pairs.items():
-                hooks.edit(Site(other, port="inputs"), self._replacement(path), with_call=True, check=False)
-
-        recording = self._record(self.b, self.arguments[1], list(pairs.values()), prepare)
-        for path, other in pairs.items():
-            place, kept = places[path], self.kept.get(path)
-            found = self._measured(self.ours.outputs(path), recording.outputs(other))
-            place.local, place.local_values, place.call, note = found
-            place.note = note or (f"with b's own {', '.join(sorted(kept))}" if kept else place.note)
-
-    def _replacement(self, path: str) -> Callable[[Any, Call], Any]:
-        calls: list[ModuleCall] = self.ours.calls[path]
-        given = self.given[path] = []
-
-        def replace(inputs: Mapping[str, Any], call: Call) -> Any:
-            number = int(call.number)
-            if number >= len(calls):
-                return None
-            filled = Filled(calls[number].inputs, inputs, self.to_b)
-            self.kept.setdefault(path, set()).update(filled.kept)
-            given.append(map_tensors(torch.clone, filled.inputs))
-            return map_tensors(torch.clone, filled.inputs)
-
-        return replace
-
-    def _judge(self, places: Mapping[str, ComparedPlace]) -> None:
-        """Decide which errors are more than rounding.
-
-        What rounding explains is measured by running the module once more. It is not where that changes nothing: around
-        a module that is off.
-        """
-        around_off: set[str] = set()
-        for path in sorted(places, key=lambda one: -one.count(".") - bool(one)):
-            place = places[path]
-            outputs = self.ours.outputs(path)
-            place.rounding = self.rounding.free(outputs)
-            if place.local is None or place.local.largest <= place.rounding:
-                place.local_values = None
-                continue
-            if path not in around_off:
-                call = self.ours.calls[path][place.call]
-                place.rounding = self.rounding.allowed(call.module, call.inputs, call.output)
-            place.is_off = not place.local.largest <= place.rounding
-            if not place.is_off:
-                place.local_values = None  # Equal up to rounding: they would only take memory.
-            else:
-                around_off |= {"", *(path[:end] for end, letter in enumerate(path) if letter == ".")}
-
-    def _first(self, places: dict[str, ComparedPlace]) -> ComparedPlace | None:
-        """Return the first place that is off in the order of a's run, and the innermost one inside it."""
-        starts = self.ours.starts()
-        off = sorted((path for path, place in places.items() if place.is_off), key=lambda path: starts[path])
-        around, found = None, None
-        while True:
-            inside = [path for path in off if around is None or _is_inside(path, around)]
-            outermost = [path for path in inside if not any(_is_inside(path, one) for one in inside if one != path)]
-            if not outermost:
-                return found
-            around = outermost[0]
-            found = places[around]
-
-    def _explain(self, place: ComparedPlace) -> None:
-        """Look for the reason, and for the element that differs most."""
-        ours, theirs = self.ours.calls[place.site][place.call], self.theirs.calls[place.other][place.call]
-        given = self.given.get(place.site, [])[place.call :]
-        if not given or place.local_values is None:
-            return
-        place.worst = where_apart(*place.local_values)
-
-        def convert(output: Any) -> tuple[Any, Any]:
-            return self._in_one_layout(ours.output, output)
-
-        modules, inputs = (ours.module, theirs.module), (ours.inputs, given[0])
-        hint = hint_for(Suspect(*modules, *inputs, *place.local_values, place.rounding, convert, self._owner))
-        if hint is not None:
-            place.hint = hint.text
-            inside = hint.function if hint.function[:1] in ("", "/") or not place.other else f".{hint.function}"
-            place.function = f"{place.other}{inside}" if inside else ""
-
-    def _owner(self, tensor: Tensor) -> str:
-        """Return the name of a's parameter or buffer that has the numbers of a tensor."""
-        model = unwrap(self.a)
-        for name, one in (*model.named_parameters(), *model.named_buffers()):
-            if one.shape == tensor.shape and torch.equal(one.to(tensor), tensor):
-                return name
-        return ""
+def _compare_runs(runs: Runs, rounding: Rounding, backward: Loss | None) -> Comparison:
+    """Measure each pair of modules, and look for the first that does something else."""
+    places = {path: runs.seen(path, other) for path, other in runs.matching.pairs.items()}
+    for pairs in runs.levels():
+        runs.measure_local(pairs, places)
+    if not any(place.local for place in places.values()):
+        notes = {place.note for place in places.values()} - {""}
+        why = f" ({', '.join(sorted(notes)[:2])})" if notes else ""
+        raise HooklineError(
+            f"{count(len(places), 'pair')} of modules, and none returned values that can be compared{why}: "
+            "name pairs with match=, or map layouts with to_b= and to_a="
+        )
+    judge(places, runs, rounding)
+    clear_what_is_made_good(places, runs)
+    first = first_off(places, runs)
+    if first is not None:
+        _explain(first, runs)
+    gradients = None if backward is None else compare_gradients(runs, places, backward, rounding)
+    weights = compare_weights(runs.a, runs.b, runs.matching.pairs)
+    return Comparison(places, weights, runs.matching, first, gradients=gradients)
 
 
-def _is_inside(path: str, around: str) -> bool:
-    return path != around and (not around or path.startswith(f"{around}."))
+def _explain(place: ComparedPlace, runs: Runs) -> None:
+    """Look for the reason, and for the element that differs most."""
+    ours, theirs = runs.ours.calls[place.site][place.call], runs.theirs.calls[place.other][0]
+    given = runs.given.get(place.site, [])[place.call :]
+    if not given or place.local_values is None:
+        return
+    place.worst = where_apart(*place.local_values)
+
+    def convert(output: Any) -> tuple[Any, Any]:
+        return runs.in_one_layout(ours.output, output)
+
+    def owner(tensor: Tensor) -> str:
+        model = unwrap(runs.a)
+        held = (*model.named_parameters(), *model.named_buffers())
+        same = (name for name, one in held if one.shape == tensor.shape and torch.equal(one.to(tensor), tensor))
+        return next(same, "")
+
+    modules, inputs = (ours.module, theirs.module), (ours.inputs, given[0])
+    hint = hint_for(Suspect(*modules, *inputs, *place.local_values, place.rounding, convert, owner))
+    if hint is not None:
+        place.hint = hint.text
+        inside = hint.function if hint.function[:1] in ("", "/") or not place.other else f".{hint.function}"
+        place.function = f"{place.other}{inside}" if inside else ""

@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 from hookline import Site
 from hookline._compare.apart import Apart, OtherShape, apart, worst
-from hookline._compare.recording import Recording, paths_of
+from hookline._compare.recording import paths_of
 from hookline._compare.report import ComparedPlace, Comparison
 from hookline._compare.rounding import Rounding, copied, run_alone
+from hookline._compare.runs import Runs
 from hookline._kernel import (
     Arguments,
     Call,
@@ -50,26 +51,20 @@ class _Gradients(Observer):
         return value
 
 
-def compare_gradients(
-    models: tuple[nn.Module, nn.Module],
-    arguments: tuple[Arguments, Arguments],
-    recordings: tuple[Recording, Recording],
-    pairs: Mapping[str, ComparedPlace],
-    loss: Loss,
-    rounding: Rounding,
-) -> Comparison:
+def compare_gradients(runs: Runs, pairs: Mapping[str, ComparedPlace], loss: Loss, rounding: Rounding) -> Comparison:
     """Compare the gradients at pairs of modules, and of their parameters."""
-    ours, theirs = (_backward(model, given, loss) for model, given in zip(models, arguments, strict=True))
-    starts = recordings[0].starts()
+    models = zip((runs.a, runs.b), runs.arguments, strict=True)
+    ours, theirs = (_backward(model, given, loss) for model, given in models)
+    starts = runs.ours.starts()
     places = {}
     for path in sorted(pairs, key=lambda one: -starts[one]):  # In the order of a backward.
         other = pairs[path].other
-        modules = recordings[0].calls[path][0].module, recordings[1].calls[other][0].module
+        modules = runs.ours.calls[path][0].module, runs.theirs.calls[other][0].module
         one, two = (f"{name}:grad_output" for name in (path, other))
         if path in ours[0] and other in theirs[0]:
             place = places[one] = ComparedPlace(one, two, type(modules[0]).__name__)
             place.seen, place.note = _apart(ours[0][path], theirs[0][other])
-            place.local = _local(modules, recordings[0].calls[path][0].inputs, ours[0][path], place, rounding)
+            place.local = _local(modules, runs.ours.calls[path][0].inputs, ours[0][path], place, rounding)
         names = dict(modules[1].named_parameters(recurse=False))
         for name in (name for name, _ in modules[0].named_parameters(recurse=False) if name in names):
             full = [f"{where}.{name}" if where else name for where in (path, other)]

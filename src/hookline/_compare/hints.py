@@ -264,9 +264,19 @@ def _output(suspect: Suspect) -> str | None:
     if not ours or not theirs:
         return None
     norm = [getattr(suspect.a, name, None) for name in ("weight", "bias")]
-    others = {"the input": suspect.inputs, **suspect.values}
+    theirs_only = _only_inside(suspect)
+    others = {"the input": suspect.inputs, **suspect.values, **theirs_only}
     text = relation(ours[0], theirs[0], others, [one for one in norm if isinstance(one, Tensor)], suspect.allowed)
     return f"a's output is {text}" if text else None
+
+
+def _only_inside(suspect: Suspect) -> dict[str, Any]:
+    """Return what passes inside b's module where a's has no such place."""
+    try:
+        inside = passing_inside(suspect.b, suspect.given)
+    except Exception:
+        return {}
+    return {site: value for site, value in inside.items() if site not in suspect.values}
 
 
 def _between(suspect: Suspect, must_know: bool = True) -> Hint | None:

@@ -47,6 +47,8 @@ def _candidates(
                 mine, what = tensor.to("cpu", torch.float64), _called(name)
                 yield f"b's plus {what}: b leaves out the residual connection", two + mine
                 yield f"b's minus {what}: b adds it, and a does not", two - mine
+                share = ((one - two) * mine).sum().item() / max((mine * mine).sum().item(), 1e-300)
+                yield f"b's {'plus' if share > 0 else 'minus'} {abs(share):.6g} times {what}", two + share * mine
     if norm and norm[0].dim() == 1 and norm[0].shape == one.shape[-1:]:
         weight, bias = (tensor.detach().to("cpu", torch.float64) for tensor in (*norm, torch.zeros(1))[:2])
         plain = two - bias

@@ -31,7 +31,8 @@ class ComparedPlace:
     """One module of a and its counterpart in b.
 
     `seen` is how far b's output is from a's in a run of its own, `local` how far it is if b's module gets a's inputs.
-    `rounding` is the largest error that rounding explains, and `is_off` says whether `local` is larger.
+    `rounding` is the largest error that rounding explains, and `is_off` says whether `local` is larger. A difference that
+    the module around makes good is not counted: `is_made_good`.
     """
 
     site: str
@@ -41,6 +42,7 @@ class ComparedPlace:
     local: Apart | None = None
     rounding: float = 0.0
     is_off: bool = False
+    is_made_good: bool = False
     call: int = 0  # The call of the module in which its error is largest.
     note: str = ""
     hint: str = ""
@@ -51,6 +53,11 @@ class ComparedPlace:
 
     def __str__(self) -> str:
         return self.site or "the model"
+
+    def clear(self, around: str) -> None:
+        """Count the difference no more, since the module around makes it good."""
+        self.is_off, self.is_made_good, self.local_values = False, True, None
+        self.note = f"made good in {around}"
 
 
 class Comparison(Tabular, Mapping[str, ComparedPlace]):
@@ -95,8 +102,10 @@ class Comparison(Tabular, Mapping[str, ComparedPlace]):
         if not self._places:
             one = wrong[0] if wrong else None
             return f"{one.name or one.other}: {one.what}" if one else "ok: the weights are equal"
-        compared = sum(place.seen is not None for place in self._places.values())
+        compared = sum(place.seen is not None and not place.is_made_good for place in self._places.values())
         also = f"; {count(len(wrong), 'weight')} that differ have no effect here" if wrong else ""
+        changed = sum(place.is_made_good for place in self._places.values())
+        also += f"; what differs at {changed} more is made good by the modules around" if changed else ""
         also += "; so do the gradients" if self.gradients is not None else ""
         return f"ok: at {count(compared, 'place')} the models do the same, up to rounding{also}"
 

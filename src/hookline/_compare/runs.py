@@ -1,0 +1,146 @@
+"""The runs of a comparison: one of each model, and those of b in which some of its modules get what a's got."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from hookline import Hooks, Site
+from hookline._compare.apart import Apart, Convert, OtherShape, apart, in_one_layout, worst
+from hookline._compare.filled_inputs import Filled
+from hookline._compare.matching import match_modules
+from hookline._compare.recording import ModuleCall, Recording, paths_of, record
+from hookline._compare.report import ComparedPlace, Pair
+from hookline._kernel import Arguments, Call, map_tensors
+from hookline._scan.restore_modules import buffers_as_found, left_as_found
+from hookline._tables import count
+
+
+class Runs:
+    """Two models that ran on one batch, and the pairs of their modules."""
+
+    def __init__(
+        self,
+        models: tuple[nn.Module, nn.Module],
+        arguments: tuple[Arguments, Arguments],
+        match: Mapping[str, str | None] | None,
+        to_b: Convert | None,
+        to_a: Convert | None,
+    ) -> None:
+        self.a, self.b = models
+        self.arguments = arguments
+        self.to_b, self.to_a = to_b, to_a
+        self.ours = _record(self.a, arguments[0], paths_of(self.a))
+        self.theirs = _record(self.b, arguments[1], paths_of(self.b))
+        self.matching = match_modules(self.ours, self.theirs, match)
+        self.given: dict[str, list[Mapping[str, Any]]] = {}  # What b's modules got of a's inputs, by path in a.
+        self._kept: dict[str, set[str]] = {}  # The inputs of b's modules for which a has none.
+
+    def seen(self, path: str, other: str) -> ComparedPlace:
+        """Compare what a pair of modules returned, each in its own run."""
+        call = self.ours.calls[path][0]
+        place = ComparedPlace(path, other, type(call.module).__name__)
+        found = self._measured(self.ours.outputs(path), self.theirs.outputs(other))
+        place.seen, place.seen_values, place.call, place.note = found
+        if not path and not other:  # The inputs of the model are the same.
+            place.local, place.local_values = place.seen, place.seen_values
+            self.given[path] = [one.inputs for one in self.theirs.calls[other]]
+        return place
+
+    def measure_local(self, pairs: dict[str, str], places: dict[str, ComparedPlace]) -> None:
+        """Run b with the inputs of each of these modules replaced by those of its counterpart in a."""
+
+        def prepare(hooks: Hooks) -> None:
+            for path, other in pairs.items():
+                hooks.edit(Site(other, port="inputs"), self._replacement(path), with_call=True, check=False)
+
+        recording = self._run_b(list(pairs.values()), prepare)
+        for path, other in pairs.items():
+            place, kept = places[path], self._kept.get(path)
+            found = self._measured(self.ours.outputs(path), recording.outputs(other))
+            place.local, place.local_values, place.call, note = found
+            place.note = note or (f"with b's own {', '.join(sorted(kept))}" if kept else place.note)
+
+    def _replacement(self, path: str) -> Callable[[Any, Call], Any]:
+        calls: list[ModuleCall] = self.ours.calls[path]
+        given = self.given[path] = []
+
+        def replace(inputs: Mapping[str, Any], call: Call) -> Any:
+            number = int(call.number)
+            if number >= len(calls):
+                return None
+            filled = Filled(calls[number].inputs, inputs, self.to_b)
+            self._kept.setdefault(path, set()).update(filled.kept)
+            given.append(map_tensors(torch.clone, filled.inputs))
+            return map_tensors(torch.clone, filled.inputs)
+
+        return replace
+
+    def measure_with_outputs(self, tested: Mapping[str, str], pairs: Mapping[str, str]) -> dict[str, Apart]:
+        """Return the errors of modules of b that get a's inputs, and in which one module inside returns a's output."""
+
+        def prepare(hooks: Hooks) -> None:
+            for around, path in tested.items():
+                if around:
+                    hooks.edit(
+                        Site(pairs[around], port="inputs"), self._replacement(around), with_call=True, check=False
+                    )
+                hooks.edit(Site(self.matching.pairs[path]), self._output_of(path), with_call=True, check=False)
+
+        recording = self._run_b([pairs[around] for around in tested], prepare)
+        found = {one: self._measured(self.ours.outputs(one), recording.outputs(pairs[one]))[0] for one in tested}
+        return {around: error for around, error in found.items() if error is not None}
+
+    def _output_of(self, path: str) -> Callable[[Any, Call], Any]:
+        outputs = self.ours.outputs(path)
+
+        def replace(output: Any, call: Call) -> Any:
+            number = int(call.number)
+            return Filled({"": outputs[number]}, {"": output}, self.to_b).inputs[""] if number < len(outputs) else None
+
+        return replace
+
+    def _measured(self, ours: list[Any], theirs: list[Any]) -> tuple[Apart | None, Pair | None, int, str]:
+        """Return how far outputs are apart in the call where it is most, those of that call, its number, and a note."""
+        pairs, errors = [], []
+        for pair in zip(ours, theirs, strict=False):
+            try:
+                pairs.append(self.in_one_layout(*pair))
+                errors.append(apart(*pairs[-1]))
+            except OtherShape as error:
+                return None, pairs[-1], len(errors), f"not compared: {error}"
+        if not errors:
+            return None, None, 0, "never returned"
+        error = worst(errors)
+        number = errors.index(error)
+        note = f"{count(len(ours), 'call')} in a, {len(theirs)} in b" if len(ours) != len(theirs) else ""
+        return error, pairs[number], number, note
+
+    def in_one_layout(self, ours: Any, theirs: Any) -> tuple[Any, Any]:
+        """Return a value of a and one of b in one layout."""
+        return in_one_layout(ours, theirs, self.to_b, self.to_a)
+
+    def levels(self) -> list[dict[str, str]]:
+        """Return the pairs of each nesting level of b, without those of the model itself."""
+        levels: dict[int, dict[str, str]] = {}
+        theirs = set(self.matching.pairs.values())
+        for path, other in self.matching.pairs.items():
+            if path or other:
+                ends = [end for end, letter in enumerate(other) if letter == "."]
+                around = {"", *(other[:end] for end in ends)} - {other}
+                levels.setdefault(len(around & theirs), {})[path] = other
+        return [levels[depth] for depth in sorted(levels)]
+
+    def _run_b(self, paths: list[str], prepare: Callable[[Hooks], None]) -> Recording:
+        return _record(self.b, self.arguments[1], paths, prepare)
+
+
+def _record(
+    model: nn.Module, arguments: Any, paths: list[str], prepare: Callable[[Hooks], None] = lambda _: None
+) -> Recording:
+    with left_as_found(model), buffers_as_found(model), torch.random.fork_rng():
+        torch.manual_seed(0)
+        return record(model, arguments, paths, prepare)
