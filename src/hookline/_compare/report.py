@@ -31,8 +31,8 @@ class ComparedPlace:
     """One module of a and its counterpart in b.
 
     `seen` is how far b's output is from a's in a run of its own, `local` how far it is if b's module gets a's inputs.
-    `rounding` is the largest error that rounding explains, and `is_off` says whether `local` is larger. A difference that
-    the module around makes good is not counted: `is_made_good`.
+    `rounding` is the largest error that rounding explains, and `is_off` says whether `local` is larger. A difference
+    that the module around makes good is not counted: `is_made_good`.
     """
 
     site: str

@@ -114,10 +114,10 @@ class Runs:
                 return None, pairs[-1], len(errors), f"not compared: {error}"
         if not errors:
             return None, None, 0, "never returned"
-        error = worst(errors)
-        number = errors.index(error)
+        largest = worst(errors)
+        number = errors.index(largest)
         note = f"{count(len(ours), 'call')} in a, {len(theirs)} in b" if len(ours) != len(theirs) else ""
-        return error, pairs[number], number, note
+        return largest, pairs[number], number, note
 
     def in_one_layout(self, ours: Any, theirs: Any) -> tuple[Any, Any]:
         """Return a value of a and one of b in one layout."""
