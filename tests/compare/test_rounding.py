@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+
 import torch
 from torch import nn
 
-from hookline._compare.rounding import Rounding, dtype_of_model, run_alone, run_in
+import hookline as hl
+from hookline._compare.recording import paths_of, record
+from hookline._compare.rounding import Rounding, dtype_of_model, dtype_of_run, run_alone, run_in
 
 X = torch.randn(4, 64, generator=torch.Generator().manual_seed(0))
 
@@ -14,7 +18,7 @@ def test_the_coarser_dtype_explains_more():
     module = nn.Linear(64, 64)
     output = module(X)
     allowed = [
-        Rounding(nn.Linear(64, 64).to(dtype), module, None).allowed(module, {"input": X}, output)
+        Rounding(dtype, torch.float32, None).allowed(module, {"input": X}, output)
         for dtype in (torch.float32, torch.float16, torch.bfloat16)
     ]
     assert allowed == sorted(allowed)
@@ -28,7 +32,7 @@ def test_the_coarser_dtype_explains_more():
 def test_a_tolerance_is_a_share_of_the_largest_element():
     module = nn.Linear(64, 64)
     output = module(X)
-    allowed = Rounding(module, module, 0.01).allowed(module, {"input": X}, output)
+    allowed = Rounding(torch.float32, torch.float32, 0.01).allowed(module, {"input": X}, output)
     assert allowed == 0.01 * output.abs().max().item()
 
 
@@ -40,12 +44,34 @@ def test_a_module_that_knows_no_other_dtype_gets_a_guess():
 
     module = Picky(64, 64)
     assert run_in(module, {"input": X}, torch.float64) is None
-    assert Rounding(module, module, None).allowed(module, {"input": X}, module(X)) > 0
+    assert Rounding(torch.float32, torch.float32, None).allowed(module, {"input": X}, module(X)) > 0
 
 
 def test_the_dtype_of_a_model_is_that_of_most_parameters():
     assert dtype_of_model(nn.Sequential(nn.Linear(9, 9).bfloat16(), nn.LayerNorm(9))) == torch.bfloat16
     assert dtype_of_model(nn.ReLU()) == torch.float32
+
+
+def test_the_dtype_of_a_run_under_autocast_is_that_of_its_results():
+    class Auto(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.linear = nn.Embedding(1000, 8), nn.Linear(8, 8)
+            self.norm = nn.LayerNorm(8)
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            with torch.autocast("cpu", torch.bfloat16):
+                return self.norm(self.linear(self.words(ids)))
+
+    model, ids = Auto(), torch.arange(4)
+    ran = record(model, ((ids,), {}), paths_of(model), lambda hooks: None)
+    assert dtype_of_model(model) == torch.float32
+    assert dtype_of_run(model, ran) == torch.bfloat16
+    plain = copy.deepcopy(model)
+    plain.__class__ = type("Plain", (Auto,), {"forward": lambda self, ids: self.norm(self.linear(self.words(ids)))})
+    assert hl.compare(plain, model, run=(ids,)).ok
+    model.norm.eps = 1.0
+    assert hl.compare(plain, model, run=(ids,)).first.hint == "eps is 1e-05 in a and 1.0 in b"
 
 
 def test_a_module_runs_alone_with_its_arguments_by_name():

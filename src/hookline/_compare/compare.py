@@ -21,7 +21,7 @@ from hookline._compare.matching import match_names
 from hookline._compare.recording import paths_of
 from hookline._compare.references import Reference, compare_with_reference, reference_of
 from hookline._compare.report import ComparedPlace, Comparison
-from hookline._compare.rounding import Rounding
+from hookline._compare.rounding import Rounding, dtype_of_run
 from hookline._compare.runs import Runs
 from hookline._compare.weights import compare_weights
 from hookline._kernel import describe, refuse_flags, unwrap
@@ -78,7 +78,8 @@ def compare(
         report = Comparison({}, compare_weights(a, b, names), None, None)
     else:
         runs = Runs((a, b), (call_arguments_of(run), call_arguments_of(run_b)), match, to_b, to_a)
-        report = _compare_runs(runs, Rounding(a, b, tolerance), backward)
+        rounding = Rounding(dtype_of_run(a, runs.ours), dtype_of_run(b, runs.theirs), tolerance)
+        report = _compare_runs(runs, rounding, backward)
     if strict:
         report.check()
     return report

@@ -17,7 +17,7 @@ from hookline import Cache, Site, Store
 from hookline._compare.apart import Convert, OtherShape, apart, in_one_layout, tensors_of, where_apart
 from hookline._compare.matching import GIVEN, NAME, Matching, refuse_unused, renamed
 from hookline._compare.report import ComparedPlace, Comparison
-from hookline._compare.rounding import Rounding, copied
+from hookline._compare.rounding import Rounding, copied, dtype_of_model
 from hookline._kernel import describe, find_places, map_tensors, short_form
 from hookline._scan.fake_run import call_arguments_of
 from hookline._scan.restore_modules import buffers_as_found, left_as_found
@@ -69,7 +69,9 @@ def compare_with_reference(
     matching = _matching(values, b, match)
     seen = _values_of(b, run, list(matching.pairs.values()))
     dtypes = {one.dtype for name in matching.pairs for one in tensors_of(_value(values, name, None))}
-    rounding = Rounding(b, b, tolerance, {dtype for dtype in dtypes if dtype.is_floating_point})
+    own = dtype_of_model(b)
+    saved = max((one for one in dtypes if one.is_floating_point), key=lambda one: torch.finfo(one).eps, default=own)
+    rounding = Rounding(saved, own, tolerance)
     again = {} if tolerance is not None else _values_of(copied(b).to(rounding.for_b), run, list(seen), rounding.for_b)
     places = {}
     for name, other in sorted(matching.pairs.items(), key=lambda pair: _order(pair[1], seen)):

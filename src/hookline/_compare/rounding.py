@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Collection, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from typing import Any
 
@@ -12,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from hookline._compare.apart import OtherShape, apart, largest_element
-from hookline._kernel import map_tensors, resting, unwrap
+from hookline._compare.recording import Recording
+from hookline._kernel import leaves, map_tensors, resting, unwrap
 
 _MARGIN = 4  # Two ways to compute the same may round this many times as far as one and its version in another dtype.
 _FREE = 8  # This many units in the last place of the largest element need no explanation.
@@ -20,27 +22,44 @@ _FREE = 8  # This many units in the last place of the largest element need no ex
 
 def dtype_of_model(model: nn.Module) -> torch.dtype:
     """Return the dtype that most parameters of a model have."""
-    sizes: dict[torch.dtype, int] = {}
-    for one in (*model.parameters(), *model.buffers()):
-        if one.is_floating_point():
-            sizes[one.dtype] = sizes.get(one.dtype, 0) + one.numel()
-    return max(sizes, key=lambda dtype: sizes[dtype], default=torch.get_default_dtype())
+    return _most((one.dtype, one.numel()) for one in (*model.parameters(), *model.buffers())) or torch.get_default_dtype()
+
+
+def dtype_of_run(model: nn.Module, ran: Recording) -> torch.dtype:
+    """Return the coarser of the dtype that a model has, and that in which its matrices gave their results.
+
+    Under autocast, the second is not that of the parameters.
+    """
+    calls = [call for calls in ran.calls.values() for call in calls if isinstance(call.output, Tensor)]
+    given = [any(one.is_floating_point() for one in leaves(call.inputs)) for call in calls]  # Embeddings only look up.
+    matrices = [sum(one.numel() for one in call.module.parameters(recurse=False) if one.dim() > 1) for call in calls]
+    sizes = zip(calls, given, matrices, strict=True)
+    computed = _most((call.output.dtype, size) for call, computes, size in sizes if computes and size)
+    return max((dtype_of_model(model), computed or dtype_of_model(model)), key=_eps)
+
+
+def _most(sizes: Iterable[tuple[torch.dtype, int]]) -> torch.dtype | None:
+    """Return the dtype of floating-point numbers that most elements have."""
+    total = Counter[torch.dtype]()
+    for dtype, size in sizes:
+        if dtype.is_floating_point:
+            total[dtype] += size
+    return max(total, key=lambda dtype: total[dtype], default=None)
+
+
+def _eps(dtype: torch.dtype) -> float:
+    return torch.finfo(dtype).eps
 
 
 class Rounding:
     """What rounding explains in the comparison of two models."""
 
-    def __init__(
-        self, a: nn.Module, b: nn.Module, tolerance: float | None, dtypes_of_a: Collection[torch.dtype] = ()
-    ) -> None:
-        coarsest = max(dtypes_of_a, key=lambda dtype: torch.finfo(dtype).eps, default=dtype_of_model(a))
-        dtypes = coarsest, dtype_of_model(b)
-        self.coarser = max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
-        self.eps = torch.finfo(self.coarser).eps
+    def __init__(self, of_a: torch.dtype, of_b: torch.dtype, tolerance: float | None) -> None:
+        self.eps = max(_eps(of_a), _eps(of_b))
         # What a module does in the dtype of the other model shows what that dtype explains; if both have the same one,
         # how far it is from exact shows what its own explains.
-        self.other = dtypes[1] if dtypes[0] != dtypes[1] else torch.float64
-        self.for_b = dtypes[0] if dtypes[0] != dtypes[1] else torch.float64  # The same for a module of b.
+        self.other = of_b if of_a != of_b else torch.float64
+        self.for_b = of_a if of_a != of_b else torch.float64  # The same for a module of b.
         self.tolerance = tolerance
 
     def free(self, output: Any) -> float:
