@@ -6,9 +6,11 @@ import pytest
 import torch
 
 from hookline._compare.relations import relation
+from hookline._compare.rounding import Limit
 
 X = torch.randn(3, 5, 8, generator=torch.Generator().manual_seed(0))
 GIVEN = torch.randn(3, 5, 8, generator=torch.Generator().manual_seed(1))
+LIMIT = Limit(1e-5, 1e-5)
 SCALE = torch.rand(8, generator=torch.Generator().manual_seed(2)) + 0.5
 
 
@@ -33,9 +35,9 @@ SCALE = torch.rand(8, generator=torch.Generator().manual_seed(2)) + 0.5
     ids=lambda one: one if isinstance(one, str) else "",
 )
 def test_a_relation_is_named(ours, theirs, words):
-    assert words in relation(ours, theirs, {"the input": GIVEN}, [SCALE], 1e-5)
+    assert words in relation(ours, theirs, {"the input": GIVEN}, [SCALE], LIMIT)
 
 
 def test_unrelated_outputs_have_no_relation():
-    assert relation(X, GIVEN, {}, (), 1e-5) == ""
-    assert relation(X, GIVEN[0], {}, (), 1e-5) == ""
+    assert relation(X, GIVEN, {}, (), LIMIT) == ""
+    assert relation(X, GIVEN[0], {}, (), LIMIT) == ""

@@ -56,7 +56,7 @@ def test_a_frame_has_a_row_for_each_place(report):
     assert len(frame) == 37
     row = frame.set_index("site").loc["3.norm"]
     assert row["off"]
-    assert row["local_largest"] > row["rounding"]
+    assert row["local_relative"] > row["rounding_relative"]
 
 
 def test_errors_go_into_the_explorer_page(report, tmp_path):

@@ -18,7 +18,7 @@ def test_the_coarser_dtype_explains_more():
     module = nn.Linear(64, 64)
     output = module(X)
     allowed = [
-        Rounding(dtype, torch.float32, None).allowed(module, {"input": X}, output)
+        Rounding(dtype, torch.float32, None).measured(module, {"input": X}, output)[0].largest
         for dtype in (torch.float32, torch.float16, torch.bfloat16)
     ]
     assert allowed == sorted(allowed)
@@ -32,8 +32,8 @@ def test_the_coarser_dtype_explains_more():
 def test_a_tolerance_is_a_share_of_the_largest_element():
     module = nn.Linear(64, 64)
     output = module(X)
-    allowed = Rounding(torch.float32, torch.float32, 0.01).allowed(module, {"input": X}, output)
-    assert allowed == 0.01 * output.abs().max().item()
+    allowed = Rounding(torch.float32, torch.float32, 0.01).measured(module, {"input": X}, output)
+    assert allowed == [(0.01 * output.abs().max().item(), float("inf"))]
 
 
 def test_a_module_that_knows_no_other_dtype_gets_a_guess():
@@ -44,7 +44,7 @@ def test_a_module_that_knows_no_other_dtype_gets_a_guess():
 
     module = Picky(64, 64)
     assert run_in(module, {"input": X}, torch.float64) is None
-    assert Rounding(torch.float32, torch.float32, None).allowed(module, {"input": X}, module(X)) > 0
+    assert Rounding(torch.float32, torch.float32, None).measured(module, {"input": X}, module(X))[0].largest > 0
 
 
 def test_the_dtype_of_a_model_is_that_of_most_parameters():

@@ -98,7 +98,7 @@ def _entry(place: ComparedPlace) -> dict[str, Any]:
         "other": place.other,
         "module": place.kind,
         **{kind: None if error is None else error._asdict() for kind, error in errors.items()},
-        "rounding": place.rounding,
+        "rounding": place.rounding._asdict(),
         "off": place.is_off,
         "note": place.note,
         "hint": place.hint,

@@ -44,8 +44,15 @@ class OtherShape(Exception):
     """Two values can't be compared: one has other tensors, or other shapes."""
 
 
+class Difference(NamedTuple):
+    """How far a value is from another: all of it, and each of its tensors."""
+
+    whole: Apart
+    each: tuple[Apart, ...]
+
+
 @torch.no_grad()
-def apart(value: Any, other: Any) -> Apart:
+def difference(value: Any, other: Any) -> Difference:
     """Return how far `other` is from `value`. Raises `OtherShape` if they can't be compared."""
     ours, theirs = tensors_of(value), tensors_of(other)
     if len(ours) != len(theirs) and ours and theirs:
@@ -57,8 +64,14 @@ def apart(value: Any, other: Any) -> Apart:
     if not pairs:
         raise OtherShape("one has no tensors")
     if all(are_equal(*pair) for pair in pairs):
-        return NOTHING_APART
-    return _of_sums([_sums(*piece) for pair in pairs for piece in _pieces(*pair)])
+        return Difference(NOTHING_APART, (NOTHING_APART,) * len(pairs))
+    found = [[_sums(*piece) for piece in _pieces(*pair)] for pair in pairs]
+    return Difference(_of_sums([one for sums in found for one in sums]), tuple(map(_of_sums, found)))
+
+
+def apart(value: Any, other: Any) -> Apart:
+    """Return how far all of `other` is from `value`."""
+    return difference(value, other).whole
 
 
 def in_one_layout(ours: Any, theirs: Any, to_b: Convert | None, to_a: Convert | None) -> tuple[Any, Any]:
@@ -137,9 +150,9 @@ def sums(tensor: Tensor) -> tuple[float, float]:
     return total, absolute
 
 
-def worst(found: Sequence[Apart]) -> Apart:
-    """Return the largest of several."""
-    return max(found, key=lambda one: one.largest if not math.isnan(one.largest) else math.inf)
+def worst(found: Sequence[Apart]) -> int:
+    """Return which of several is the largest, as a share of the value."""
+    return max(range(len(found)), key=lambda place: found[place].relative)
 
 
 def _pieces(one: Tensor, two: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
@@ -185,7 +198,7 @@ def _of_sums(found: Sequence[Sequence[float]]) -> Apart:
     if largest == 0:
         return NOTHING_APART
     total, difference, mine, yours, both, same, count = (sum(column) for column in list(zip(*found, strict=True))[1:])
-    relative = math.sqrt(difference / mine) if mine else math.inf
+    relative = math.sqrt(difference / mine) if mine and not math.isnan(difference) else math.inf
     cosine = both / math.sqrt(mine * yours) if mine and yours else 0.0
     sqnr = -20 * math.log10(relative) if 0 < relative < math.inf else -math.inf
     return Apart(largest, total / count, relative, cosine, sqnr, same / count)

@@ -141,7 +141,7 @@ def _explain(place: ComparedPlace, runs: Runs) -> None:
         return next(same, "")
 
     modules, inputs = (ours.module, theirs.module), (ours.inputs, given[0])
-    hint = hint_for(Suspect(*modules, *inputs, *place.local_values, place.rounding, convert, owner))
+    hint = hint_for(Suspect(*modules, *inputs, *place.local_values, place.limits, convert, owner))
     if hint is not None:
         place.hint = hint.text
         inside = hint.function if hint.function[:1] in ("", "/") or not place.other else f".{hint.function}"

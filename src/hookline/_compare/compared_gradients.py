@@ -16,7 +16,7 @@ from hookline import Site
 from hookline._compare.apart import Apart, OtherShape, apart, worst
 from hookline._compare.recording import paths_of
 from hookline._compare.report import ComparedPlace, Comparison
-from hookline._compare.rounding import Rounding, copied, run_alone
+from hookline._compare.rounding import Limit, Rounding, copied, run_alone
 from hookline._compare.runs import Runs
 from hookline._kernel import (
     Arguments,
@@ -126,17 +126,19 @@ def _local(
     if lost:
         where, whose = ("b", "a") if theirs[lost[0]] is None else ("a", "b")
         place.note, place.is_off = f"{where} gives no gradient to {lost[0]!r}, and {whose} does", True
-    found = {}
+    found = []
+    more = _MORE * (1 + sum(1 for _ in modules[0].modules())) ** 0.5
     for name in names:
         one, two = ours[name], theirs[name]
-        if one is not None and two is not None and one.shape == two.shape:
-            found[name] = apart(one, two)
-            allowed = _MORE * rounding.free(one) * (1 + sum(1 for _ in modules[0].modules())) ** 0.5
-            if not found[name].largest <= allowed:
-                place.is_off, place.rounding = True, allowed
+        if one is not None and two is not None and one.shape == two.shape and one.numel():
+            found.append(apart(one, two))
+            free = rounding.free(one)[0]
+            limit = Limit(more * free.largest, more * free.relative)
+            if not limit.covers(found[-1]):
+                place.is_off, place.rounding = True, limit
                 place.note = place.note or f"the gradient of {name!r}"
-                return found[name]
-    return worst([*found.values()]) if found else None
+                return found[-1]
+    return found[worst(found)] if found else None
 
 
 def _given_back(module: nn.Module, inputs: Mapping[str, Any], gradient: Any) -> dict[str, Tensor | None]:

@@ -6,7 +6,7 @@ that change and the same inputs, returns what a's module returns, up to rounding
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hookline import Hooks, Site
-from hookline._compare.apart import OtherShape, apart, largest_element, tensors_of
+from hookline._compare.apart import OtherShape, apart, difference, largest_element, tensors_of
 from hookline._compare.compared_attention import find_pattern, how_masks_differ, how_patterns_differ, result_with
 from hookline._compare.relations import relation
-from hookline._compare.rounding import copied, run_alone, run_in
+from hookline._compare.rounding import Limit, copied, run_alone, run_in, uncovered
 from hookline._compare.weights import EQUAL, difference_of
 from hookline._kernel import is_container, short_form
 from hookline._torch import AnyDropout
@@ -37,6 +37,8 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "identity": lambda x: x,
 }
 _NUMBERS = (bool, int, float, str)
+_NEAR = 16  # The results of a function are the same if elements are so many units in the last place apart,
+_NEAR_SHARE = 4  # and if all of them are so many apart, as a share.
 
 
 @dataclass
@@ -49,23 +51,27 @@ class Suspect:
     given: Mapping[str, Any]  # The same, as b's module takes it.
     ours: Any
     theirs: Any
-    allowed: float  # The largest error that rounding may make.
+    limits: Sequence[Limit]  # The largest errors that rounding may make, of each tensor of the output.
     convert: Callable[[Any], tuple[Any, Any]]  # Returns a's output and an output of b in the same layout.
     owner: Callable[[Tensor], str] = lambda _: ""  # Returns the name of a's parameter that has these numbers.
     values: dict[str, Any] = field(default_factory=dict)  # What passes inside a's module, by site.
 
-    @property
-    def near(self) -> float:
-        """How far the results of one function may be apart, as a share of the largest element."""
+    def near(self, value: Any) -> Limit:
+        """How far the results of one function may be apart."""
         eps = [torch.finfo(one.dtype).eps for one in tensors_of((self.ours, self.theirs)) if one.is_floating_point()]
-        return 64 * max(eps, default=1e-7)
+        unit = max(eps, default=1e-7)
+        return Limit(_NEAR * unit * largest_element(value), _NEAR_SHARE * unit)
+
+    def are_same(self, value: Any, other: Any) -> bool:
+        """Return True if two outputs are equal, up to rounding."""
+        try:
+            return uncovered(difference(value, other).each, self.limits) is None
+        except OtherShape:
+            return False
 
     def explains(self, output: Any) -> bool:
         """Return True if an output is what a's module returns, up to rounding."""
-        try:
-            return apart(*self.convert(output)).largest <= self.allowed
-        except OtherShape:
-            return False
+        return self.are_same(*self.convert(output))
 
     def explained_by(self, module: nn.Module) -> bool:
         """Return True if a changed copy of b's module returns what a's module does."""
@@ -104,7 +110,7 @@ def _training(suspect: Suspect) -> str | None:
             return "dropout is on in b, which is in train mode: call b.eval()"
         if name == "a":
             output = run_alone(copied(module).eval(), suspect.inputs)
-            if apart(output, suspect.convert(suspect.theirs)[1]).largest <= suspect.allowed:
+            if suspect.are_same(output, suspect.convert(suspect.theirs)[1]):
                 return "dropout is on in a, which is in train mode: call a.eval()"
     if suspect.a.training != suspect.b.training:
         changed = copied(suspect.b).train(suspect.a.training)
@@ -232,10 +238,8 @@ def _precision(suspect: Suspect) -> str | None:
     """Find out whether a's module in another dtype returns what b's does."""
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
         output = run_in(suspect.a, suspect.inputs, dtype)
-        with suppress(OtherShape):
-            error = apart(suspect.theirs, output) if output is not None else None
-            if error is not None and error.largest <= suspect.allowed:
-                return f"b computes in {str(dtype)[6:]}, and a does not"
+        if output is not None and suspect.are_same(suspect.theirs, output):
+            return f"b computes in {str(dtype)[6:]}, and a does not"
     return None
 
 
@@ -266,7 +270,7 @@ def _output(suspect: Suspect) -> str | None:
     norm = [getattr(suspect.a, name, None) for name in ("weight", "bias")]
     theirs_only = _only_inside(suspect)
     others = {"the input": suspect.inputs, **suspect.values, **theirs_only}
-    text = relation(ours[0], theirs[0], others, [one for one in norm if isinstance(one, Tensor)], suspect.allowed)
+    text = relation(ours[0], theirs[0], others, [one for one in norm if isinstance(one, Tensor)], suspect.limits[0])
     return f"a's output is {text}" if text else None
 
 
@@ -292,7 +296,7 @@ def _between(suspect: Suspect, must_know: bool = True) -> Hint | None:
             continue
         tensors, others = tensors_of(mine), tensors_of(theirs[site])
         try:
-            is_same = not others or apart(mine, theirs[site]).largest <= suspect.near * largest_element(mine)
+            is_same = not others or suspect.near(mine).covers(apart(mine, theirs[site]))
         except OtherShape:
             return None
         if is_same:
@@ -303,7 +307,7 @@ def _between(suspect: Suspect, must_know: bool = True) -> Hint | None:
             return None
         name = site.removesuffix(":inputs")
         text = _passed_on(pair[0], suspect.values, theirs, "b does not have")
-        text = text or relation(*pair, before, (), suspect.near * largest_element(pair[0]))
+        text = text or relation(*pair, before, (), suspect.near(pair[0]))
         extra = _passed_on(pair[1], theirs, suspect.values, "a does not have")
         if extra and not text:
             return Hint(f"what {name!r} gets in b is {extra}", site)
@@ -371,13 +375,13 @@ def _activation(suspect: Suspect) -> str | None:
         return None
     inputs = tensors_of(suspect.inputs)
     ours, theirs = (tensors_of(one) for one in suspect.convert(suspect.theirs))
-    names = [_name_of_activation(inputs[0], output[0], suspect.allowed) for output in (ours, theirs)]
+    names = [_name_of_activation(inputs[0], output[0], suspect.limits[0]) for output in (ours, theirs)]
     return f"a computes {names[0]}, and b {names[1]}" if all(names) and names[0] != names[1] else None
 
 
-def _name_of_activation(given: Tensor, output: Tensor, allowed: float) -> str:
+def _name_of_activation(given: Tensor, output: Tensor, limit: Limit) -> str:
     for name, function in ACTIVATIONS.items():
-        if output.shape == given.shape and apart(output, function(given)).largest <= allowed:
+        if output.shape == given.shape and limit.covers(apart(output, function(given))):
             return name
     return ""
 
@@ -392,7 +396,7 @@ def _attention(suspect: Suspect) -> Hint | None:
     if found[0] is None or found[1] is None:
         return None
     (_, mine), (site, yours) = found[0], found[1]
-    text = how_patterns_differ(mine, yours, suspect.near)
+    text = how_patterns_differ(mine, yours, suspect.near(mine).largest)
     if not text or not _explained_at(suspect, site, result_with(mine, theirs[site])):
         return None
     return Hint(f"in {site}, {text}", site)
@@ -412,11 +416,11 @@ def _functions(suspect: Suspect) -> Hint | None:
             error = apart(mine["output"], theirs[name]["output"])
         except OtherShape:
             return None
-        if error.largest <= suspect.near * largest_element(mine["output"]):
+        if suspect.near(mine["output"]).covers(error):
             continue
         if not _explained_at(suspect, name, mine["output"]):
             return None
-        return Hint(_words(name, mine, theirs[name], suspect.near), name)
+        return Hint(_words(name, mine, theirs[name], suspect.near(mine["output"])), name)
     return None
 
 
@@ -445,15 +449,14 @@ def _run_under(hooks: Hooks, module: nn.Module, inputs: Mapping[str, Any]) -> An
         return run_alone(module, inputs, rests=False)
 
 
-def _words(name: str, ours: Mapping[str, Any], theirs: Mapping[str, Any], near: float) -> str:
+def _words(name: str, ours: Mapping[str, Any], theirs: Mapping[str, Any], limit: Limit) -> str:
     """Say how the results of a function differ."""
     mine, yours = tensors_of(ours["output"]), tensors_of(theirs["output"])
-    allowed = near * max(largest_element(mine[0]), 1e-30)
     masks = [tensors_of(one) for one in (ours["inputs"], theirs["inputs"])]
     text = how_masks_differ(mine[0], yours[0]) or next(filter(None, map(how_masks_differ, *masks)), "")
     if text:
         return f"in {name}, {text}"
-    text = relation(mine[0], yours[0], {"the input": ours["inputs"]}, (), allowed)
+    text = relation(mine[0], yours[0], {"the input": ours["inputs"]}, (), limit)
     if text:
         return f"in {name}, a's result is {text}"
     texts = [
@@ -464,7 +467,7 @@ def _words(name: str, ours: Mapping[str, Any], theirs: Mapping[str, Any], near: 
     text = "; ".join(texts)
     given = tensors_of(ours["inputs"])
     if not text and given:
-        names = [_name_of_activation(given[0], one[0], allowed) for one in (mine, yours)]
+        names = [_name_of_activation(given[0], one[0], limit) for one in (mine, yours)]
         text = f"a computes {names[0]}, and b {names[1]}" if all(names) and names[0] != names[1] else ""
     return f"in {name}, {text}" if text else f"{name} returns something else, and with a's result the error is gone"
 

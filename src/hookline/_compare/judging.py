@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from hookline._compare.apart import Apart
 from hookline._compare.report import ComparedPlace
-from hookline._compare.rounding import Rounding
+from hookline._compare.rounding import Rounding, uncovered
 from hookline._compare.runs import Runs
 
 Places = Mapping[str, ComparedPlace]
@@ -21,19 +21,18 @@ def judge(places: Places, runs: Runs, rounding: Rounding) -> None:
     """
     around_off: set[str] = set()
     for path in sorted(places, key=_depth, reverse=True):
-        place = places[path]
-        outputs = runs.ours.outputs(path)
-        place.rounding = rounding.free(outputs)
-        if place.local is None or place.local.largest <= place.rounding:
-            place.local_values = None
+        place, values = places[path], places[path].local_values
+        place.local_values = None  # If it is equal up to rounding, they would only take memory.
+        if place.local is None:
             continue
-        if path not in around_off:
-            call = runs.ours.calls[path][place.call]
-            place.rounding = rounding.allowed(call.module, call.inputs, call.output)
-        place.is_off = not place.local.largest <= place.rounding
-        if not place.is_off:
-            place.local_values = None  # Equal up to rounding: they would only take memory.
-        else:
+        call = runs.ours.calls[path][place.call]
+        limits = rounding.free(call.output, sum(1 for _ in call.module.modules()))
+        if uncovered(place.errors, limits) is not None and path not in around_off:
+            limits = rounding.measured(call.module, call.inputs, call.output)
+        worst = uncovered(place.errors, limits)
+        place.rounding = limits[worst or 0]
+        if worst is not None:
+            place.is_off, place.local, place.local_values, place.limits = True, place.errors[worst], values, limits
             around_off |= {"", *(path[:end] for end, letter in enumerate(path) if letter == ".")}
 
 
@@ -50,15 +49,15 @@ def clear_what_is_made_good(places: Places, runs: Runs) -> None:
         place, around = places[path], _around(path, places)
         if around is None or places[around].is_off:
             continue
-        if _largest(place.seen) <= max(place.rounding, _CANCELLED * _largest(place.local)):
+        if _share(place.seen) <= max(place.rounding.relative, _CANCELLED * _share(place.local)):
             cleared.add(path)
         else:
             waiting.setdefault(around, []).append(path)
     for pairs in ({"": runs.matching.pairs.get("", "")}, *runs.levels()):
         while tested := {around: waiting[around].pop() for around in pairs if waiting.get(around)}:
             for around, error in runs.measure_with_outputs(tested, pairs).items():
-                limit = max(places[around].rounding, 2 * _largest(places[around].local))
-                cleared |= {tested[around]} if error.largest > limit else set()
+                limit = max(places[around].rounding.relative, 2 * _share(places[around].local))
+                cleared |= {tested[around]} if error.relative > limit else set()
     for path in off:
         around = _around(path, places)
         if around is not None and (path in cleared or around in cleared):
@@ -91,8 +90,8 @@ def _depth(path: str) -> int:
     return path.count(".") + bool(path)
 
 
-def _largest(error: Apart | None) -> float:
-    return 0.0 if error is None else error.largest
+def _share(error: Apart | None) -> float:
+    return 0.0 if error is None else error.relative
 
 
 def _is_inside(path: str, around: str) -> bool:

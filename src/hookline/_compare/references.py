@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from hookline import Cache, Site, Store
-from hookline._compare.apart import Convert, OtherShape, apart, in_one_layout, tensors_of, where_apart
+from hookline._compare.apart import Convert, OtherShape, difference, in_one_layout, tensors_of, where_apart
 from hookline._compare.matching import GIVEN, NAME, Matching, refuse_unused, renamed
 from hookline._compare.report import ComparedPlace, Comparison
-from hookline._compare.rounding import Rounding, copied, dtype_of_model
+from hookline._compare.rounding import Rounding, copied, dtype_of_model, uncovered
 from hookline._kernel import describe, find_places, map_tensors, short_form
 from hookline._scan.fake_run import call_arguments_of
 from hookline._scan.restore_modules import buffers_as_found, left_as_found
@@ -81,13 +81,16 @@ def compare_with_reference(
             continue
         ours, theirs = in_one_layout(_value(values, name, seen[other]), seen[other], None, to_a)
         try:
-            place.seen = apart(ours, theirs)
+            place.seen, place.errors = difference(ours, theirs)
         except OtherShape as error:
             place.note = f"not compared: {error}"
             continue
         exact = in_one_layout(ours, again.get(other, theirs), None, to_a)[1]
-        place.rounding = rounding.with_explained(ours, apart(theirs, exact).largest)
-        place.is_off = not place.seen.largest <= place.rounding
+        limits = rounding.with_explained(ours, difference(theirs, exact).each, sum(1 for _ in b.modules()))
+        worst = uncovered(place.errors, limits)
+        place.rounding = limits[worst or 0]
+        if worst is not None:
+            place.is_off, place.seen = True, place.errors[worst]
         place.seen_values = ours, theirs
         place.worst = where_apart(ours, theirs)
     if not any(place.seen for place in places.values()):

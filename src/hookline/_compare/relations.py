@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from hookline._compare.apart import tensors_of
+from hookline._compare.rounding import Limit
 from hookline._compare.weights import order_of_rows
 
 
-def relation(ours: Tensor, theirs: Tensor, others: Mapping[str, Any], norm: Sequence[Tensor], allowed: float) -> str:
-    """Return in words how `ours` is computed from `theirs`, if that gives it up to `allowed`; else "".
+def relation(ours: Tensor, theirs: Tensor, others: Mapping[str, Any], norm: Sequence[Tensor], limit: Limit) -> str:
+    """Return in words how `ours` is computed from `theirs`, if that gives it up to `limit`; else "".
 
     Args:
         others: Values that may be added, by name.
@@ -22,15 +23,15 @@ def relation(ours: Tensor, theirs: Tensor, others: Mapping[str, Any], norm: Sequ
     """
     if ours.shape != theirs.shape:
         if ours.dim() >= 2 and ours.transpose(-1, -2).shape == theirs.shape:
-            return "b's transposed" if _near(ours, theirs.transpose(-1, -2), allowed) else ""
+            return "b's transposed" if _near(ours, theirs.transpose(-1, -2), limit) else ""
         return ""
     if not ours.is_floating_point() or not theirs.is_floating_point():
         return ""
     one, two = ours.to("cpu", torch.float64), theirs.to("cpu", torch.float64)
     for words, changed in _candidates(one, two, others, norm):
-        if changed.shape == one.shape and _near(one, changed, max(allowed, 1e-12)):
+        if changed.shape == one.shape and _near(one, changed, limit):
             return words
-    return _reordered(one, two, allowed)
+    return _reordered(one, two, limit.largest)
 
 
 def _candidates(
@@ -95,9 +96,10 @@ def _reordered(one: Tensor, two: Tensor, allowed: float) -> str:
     return ""
 
 
-def _near(one: Tensor, two: Tensor, allowed: float) -> bool:
-    apart = (one.to("cpu", torch.float64) - two.to("cpu", torch.float64)).abs()
-    return bool((apart <= allowed).all())
+def _near(one: Tensor, two: Tensor, limit: Limit) -> bool:
+    ours, theirs = one.to("cpu", torch.float64), two.to("cpu", torch.float64)
+    size = (ours - theirs).abs()
+    return bool((size <= max(limit.largest, 1e-12)).all()) and float(size.norm()) <= limit.relative * float(ours.norm())
 
 
 def number_in_words(scale: float) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from hookline import Site
 from hookline._compare.apart import Apart
 from hookline._compare.matching import Matching
+from hookline._compare.rounding import NO_ERROR, Limit
 from hookline._compare.weights import ROUNDED, Weight
 from hookline._kernel import refuse_texts
 from hookline._plot.plot import plot_curves
@@ -31,7 +33,7 @@ class ComparedPlace:
     """One module of a and its counterpart in b.
 
     `seen` is how far b's output is from a's in a run of its own, `local` how far it is if b's module gets a's inputs.
-    `rounding` is the largest error that rounding explains, and `is_off` says whether `local` is larger. A difference
+    `rounding` is the largest that rounding explains, and `is_off` says whether `local` is larger. A difference
     that the module around makes good is not counted: `is_made_good`.
     """
 
@@ -40,7 +42,7 @@ class ComparedPlace:
     kind: str
     seen: Apart | None = None
     local: Apart | None = None
-    rounding: float = 0.0
+    rounding: Limit = NO_ERROR
     is_off: bool = False
     is_made_good: bool = False
     call: int = 0  # The call of the module in which its error is largest.
@@ -48,6 +50,8 @@ class ComparedPlace:
     hint: str = ""
     function: str = ""  # The site inside b's module at which the error begins, if it was found.
     worst: str = ""  # The element that differs most, and what it is in both.
+    errors: tuple[Apart, ...] = field(default=(), repr=False)  # `local` for each tensor of the output.
+    limits: Sequence[Limit] = field(default=(), repr=False)  # `rounding` for each.
     seen_values: Pair | None = field(default=None, repr=False)  # The outputs of a and b, each in its own run.
     local_values: Pair | None = field(default=None, repr=False)  # Those of both on a's inputs, if they are off.
 
@@ -119,7 +123,7 @@ class Comparison(Tabular, Mapping[str, ComparedPlace]):
         elif first.local is None:
             what = "is the first place with another value"
         error = first.local if first.local is not None else first.seen
-        size = f": {_short(error)}, where rounding explains {first.rounding:.2g}" if error is not None else ""
+        size = f": {_short(error, first.rounding)}" if error is not None else ""
         parts = [f"{where} {what}{size}", first.worst, first.note, f"Hint: {first.hint}" if first.hint else ""]
         return "; ".join(filter(None, parts[:3])) + (f". {parts[3]}" if parts[3] else "")
 
@@ -158,7 +162,8 @@ class Comparison(Tabular, Mapping[str, ComparedPlace]):
             row: dict[str, Any] = {"site": place.site, "other": place.other, "kind": place.kind, "off": place.is_off}
             for name, error in (("seen", place.seen), ("local", place.local)):
                 row |= {f"{name}_{key}": value for key, value in (error._asdict() if error else {}).items()}
-            rows.append({**row, "rounding": place.rounding})
+            row |= {f"rounding_{key}": value for key, value in place.rounding._asdict().items()}
+            rows.append(row)
         return pandas.DataFrame(rows)
 
     def plot(self, *, ax: Axes | None = None, title: str | None = None) -> Figure | Axes:
@@ -225,5 +230,10 @@ def _local(place: ComparedPlace) -> str:
     return _relative(place.local) if place.local is None or place.is_off else "ok"
 
 
-def _short(error: Apart | None) -> str:
-    return "" if error is None else f"the largest difference is {error.largest:.3g} ({error.relative:.2g} of the whole)"
+def _short(error: Apart, rounding: Limit) -> str:
+    if math.isinf(rounding.relative):
+        return f"the largest difference is {error.largest:.3g}, where tolerance= allows {rounding.largest:.2g}"
+    return (
+        f"the difference is {error.relative:.2g} of the whole and {error.largest:.3g} at most, "
+        f"where rounding explains {rounding.relative:.2g} and {rounding.largest:.2g}"
+    )

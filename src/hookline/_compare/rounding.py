@@ -4,25 +4,51 @@ from __future__ import annotations
 
 import copy
 import inspect
+import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from contextlib import nullcontext
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext, suppress
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from hookline._compare.apart import OtherShape, apart, largest_element
+from hookline._compare.apart import Apart, OtherShape, difference, largest_element, tensors_of
 from hookline._compare.recording import Recording
 from hookline._kernel import leaves, map_tensors, resting, unwrap
 
 _MARGIN = 4  # Two ways to compute the same may round this many times as far as one and its version in another dtype.
 _FREE = 8  # This many units in the last place of the largest element need no explanation.
+_FREE_SHARE = 2  # Nor does an error that is this many units in the last place as a share of the whole.
+_RELATED = 0.5  # In another dtype, a module whose output is further off than this share does something else.
+_FEW = 16  # In so many modules, rounding does not add up to more than that.
+
+
+class Limit(NamedTuple):
+    """The largest error of a tensor that is explained: of an element, and of the whole as a share of its norm."""
+
+    largest: float = 0.0
+    relative: float = 0.0
+
+    def covers(self, error: Apart) -> bool:
+        """Return True if an error is no larger."""
+        return error.is_none or (error.largest <= self.largest and error.relative <= self.relative)
+
+
+NO_ERROR = Limit()
+
+
+def uncovered(errors: Sequence[Apart], limits: Sequence[Limit]) -> int | None:
+    """Return which of the tensors of a value has the largest error that is not explained; None if all are."""
+    off = [place for place, (error, limit) in enumerate(zip(errors, limits, strict=False)) if not limit.covers(error)]
+    return max(off, key=lambda place: errors[place].relative, default=None)
 
 
 def dtype_of_model(model: nn.Module) -> torch.dtype:
     """Return the dtype that most parameters of a model have."""
-    return _most((one.dtype, one.numel()) for one in (*model.parameters(), *model.buffers())) or torch.get_default_dtype()
+    return (
+        _most((one.dtype, one.numel()) for one in (*model.parameters(), *model.buffers())) or torch.get_default_dtype()
+    )
 
 
 def dtype_of_run(model: nn.Module, ran: Recording) -> torch.dtype:
@@ -62,30 +88,36 @@ class Rounding:
         self.for_b = of_a if of_a != of_b else torch.float64  # The same for a module of b.
         self.tolerance = tolerance
 
-    def free(self, output: Any) -> float:
-        """Return the error of an output that needs no explanation."""
+    def free(self, output: Any, modules: int = 1) -> list[Limit]:
+        """Return the errors of the tensors of an output that need no explanation, if so many modules computed it."""
+        sizes = [largest_element(tensor) for tensor in tensors_of(output)]
         if self.tolerance is not None:
-            return self.tolerance * largest_element(output)
-        return _FREE * self.eps * largest_element(output)
+            return [Limit(self.tolerance * size, math.inf) for size in sizes]
+        share = _FREE_SHARE * self.eps * max(1.0, modules / _FEW) ** 0.5
+        return [Limit(_FREE * self.eps * size, share) for size in sizes]
 
-    def with_explained(self, output: Any, explained: float) -> float:
-        """Return the largest error of an output if rounding inside is known to explain so much."""
-        return self.free(output) + (0.0 if self.tolerance is not None else _MARGIN * explained)
-
-    def allowed(self, module: nn.Module, inputs: Mapping[str, Any], output: Any) -> float:
-        """Return the largest error of a module's output that rounding may make."""
-        free = self.free(output)
-        if self.tolerance is not None:
+    def with_explained(self, output: Any, explained: Sequence[Apart], modules: int = 1) -> list[Limit]:
+        """Return the largest errors of an output if rounding inside is known to make such errors."""
+        free = self.free(output, modules)
+        if self.tolerance is not None or len(explained) != len(free):
             return free
-        again = run_in(module, inputs, self.other)
+        return [
+            Limit(limit.largest + _MARGIN * error.largest, limit.relative + _MARGIN * error.relative)
+            for limit, error in zip(free, explained, strict=True)
+        ]
+
+    def measured(self, module: nn.Module, inputs: Mapping[str, Any], output: Any) -> list[Limit]:
+        """Return the largest errors of a module's output that rounding may make."""
+        modules = sum(1 for _ in module.modules())
+        again = run_in(module, inputs, self.other) if self.tolerance is None else None
         if again is not None:
-            try:
-                explained = apart(output, again).largest
-            except OtherShape:
-                explained = float("inf")
-            if explained <= 0.5 * largest_element(output):
-                return free + _MARGIN * explained
-        return float(free * (1 + sum(1 for _ in module.modules())) ** 0.5)
+            with suppress(OtherShape):
+                found = difference(output, again)
+                if found.whole.relative <= _RELATED:
+                    return self.with_explained(output, found.each, modules)
+        free = self.free(output, modules)
+        more = (1 + modules) ** 0.5 if self.tolerance is None else 1
+        return [Limit(limit.largest * more, limit.relative * more) for limit in free]
 
 
 def run_in(module: nn.Module, inputs: Mapping[str, Any], dtype: torch.dtype) -> Any:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from hookline import Hooks, Site
-from hookline._compare.apart import Apart, Convert, OtherShape, apart, in_one_layout, worst
+from hookline._compare.apart import Apart, Convert, OtherShape, difference, in_one_layout, worst
 from hookline._compare.filled_inputs import Filled
 from hookline._compare.matching import match_modules
 from hookline._compare.recording import ModuleCall, Recording, paths_of, record
@@ -17,6 +17,14 @@ from hookline._compare.report import ComparedPlace, Pair
 from hookline._kernel import Arguments, Call, map_tensors
 from hookline._scan.restore_modules import buffers_as_found, left_as_found
 from hookline._tables import count
+
+
+class _Measured(NamedTuple):
+    error: Apart | None
+    errors: tuple[Apart, ...]  # Of each tensor.
+    values: Pair | None
+    call: int
+    note: str
 
 
 class Runs:
@@ -44,7 +52,7 @@ class Runs:
         call = self.ours.calls[path][0]
         place = ComparedPlace(path, other, type(call.module).__name__)
         found = self._measured(self.ours.outputs(path), self.theirs.outputs(other))
-        place.seen, place.seen_values, place.call, place.note = found
+        place.seen, place.errors, place.seen_values, place.call, place.note = found
         if not path and not other:  # The inputs of the model are the same.
             place.local, place.local_values = place.seen, place.seen_values
             self.given[path] = [one.inputs for one in self.theirs.calls[other]]
@@ -61,7 +69,7 @@ class Runs:
         for path, other in pairs.items():
             place, kept = places[path], self._kept.get(path)
             found = self._measured(self.ours.outputs(path), recording.outputs(other))
-            place.local, place.local_values, place.call, note = found
+            place.local, place.errors, place.local_values, place.call, note = found
             place.note = note or (f"with b's own {', '.join(sorted(kept))}" if kept else place.note)
 
     def _replacement(self, path: str) -> Callable[[Any, Call], Any]:
@@ -91,7 +99,7 @@ class Runs:
                 hooks.edit(Site(self.matching.pairs[path]), self._output_of(path), with_call=True, check=False)
 
         recording = self._run_b([pairs[around] for around in tested], prepare)
-        found = {one: self._measured(self.ours.outputs(one), recording.outputs(pairs[one]))[0] for one in tested}
+        found = {one: self._measured(self.ours.outputs(one), recording.outputs(pairs[one])).error for one in tested}
         return {around: error for around, error in found.items() if error is not None}
 
     def _output_of(self, path: str) -> Callable[[Any, Call], Any]:
@@ -103,21 +111,20 @@ class Runs:
 
         return replace
 
-    def _measured(self, ours: list[Any], theirs: list[Any]) -> tuple[Apart | None, Pair | None, int, str]:
-        """Return how far outputs are apart in the call where it is most, those of that call, its number, and a note."""
-        pairs, errors = [], []
+    def _measured(self, ours: list[Any], theirs: list[Any]) -> _Measured:
+        """Return how far outputs are apart in the call in which it is most."""
+        pairs, found = [], []
         for pair in zip(ours, theirs, strict=False):
+            pairs.append(self.in_one_layout(*pair))
             try:
-                pairs.append(self.in_one_layout(*pair))
-                errors.append(apart(*pairs[-1]))
+                found.append(difference(*pairs[-1]))
             except OtherShape as error:
-                return None, pairs[-1], len(errors), f"not compared: {error}"
-        if not errors:
-            return None, None, 0, "never returned"
-        largest = worst(errors)
-        number = errors.index(largest)
+                return _Measured(None, (), pairs[-1], len(found), f"not compared: {error}")
+        if not found:
+            return _Measured(None, (), None, 0, "never returned")
+        number = worst([one.whole for one in found])
         note = f"{count(len(ours), 'call')} in a, {len(theirs)} in b" if len(ours) != len(theirs) else ""
-        return largest, pairs[number], number, note
+        return _Measured(*found[number], pairs[number], number, note)
 
     def in_one_layout(self, ours: Any, theirs: Any) -> tuple[Any, Any]:
         """Return a value of a and one of b in one layout."""
