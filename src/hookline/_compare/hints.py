@@ -19,7 +19,7 @@ from hookline import Hooks, Site
 from hookline._compare.apart import OtherShape, apart, difference, largest_element, tensors_of
 from hookline._compare.compared_attention import find_pattern, how_masks_differ, how_patterns_differ, result_with
 from hookline._compare.relations import relation
-from hookline._compare.rounding import Limit, copied, run_alone, run_in, uncovered
+from hookline._compare.rounding import Limit, cast, copied, run_alone, run_in, uncovered
 from hookline._compare.weights import EQUAL, difference_of
 from hookline._kernel import is_container, short_form
 from hookline._torch import AnyDropout
@@ -75,8 +75,10 @@ class Suspect:
 
     def explained_by(self, module: nn.Module) -> bool:
         """Return True if a changed copy of b's module returns what a's module does."""
+        dtypes = {one.dtype for one in module.parameters() if one.is_floating_point()}
+        given = cast(self.given, *dtypes) if len(dtypes) == 1 else self.given
         try:
-            return self.explains(run_alone(module, self.given))
+            return self.explains(run_alone(module, given))
         except Exception:
             return False
 
@@ -145,9 +147,12 @@ def _weights(suspect: Suspect) -> str | None:
 
 
 def _explained_with(suspect: Suspect, weights: Mapping[str, Tensor]) -> bool:
-    """Return True if b's module does what a's does with these weights."""
-    changed = copied(suspect.b)
-    return all([_put(changed, name, weight) for name, weight in weights.items()]) and suspect.explained_by(changed)
+    """Return True if b's module does what a's does with these weights, in its own dtype or in theirs."""
+    for dtype in dict.fromkeys((None, *(one.dtype for one in weights.values()))):
+        changed = copied(suspect.b, dtype)
+        if all([_put(changed, name, weight) for name, weight in weights.items()]) and suspect.explained_by(changed):
+            return True
+    return False
 
 
 def _in_words(suspect: Suspect, name: str, ours: Tensor, theirs: Tensor, what: str) -> str:
@@ -164,11 +169,7 @@ def _put(module: nn.Module, name: str, ours: Tensor) -> bool:
     held = getattr(holder, own)
     if ours.shape != held.shape:
         return False
-    if held.dtype == ours.dtype:
-        held.copy_(ours)
-    else:  # Another dtype is part of the difference.
-        module.to(ours.dtype)
-        getattr(holder, own).copy_(ours)
+    held.copy_(ours)
     return True
 
 

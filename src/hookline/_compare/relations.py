@@ -13,6 +13,8 @@ from hookline._compare.apart import tensors_of
 from hookline._compare.rounding import Limit
 from hookline._compare.weights import order_of_rows
 
+_CLEARLY = 3  # If several relations hold, the first is given, unless so many times less is left over by another.
+
 
 def relation(ours: Tensor, theirs: Tensor, others: Mapping[str, Any], norm: Sequence[Tensor], limit: Limit) -> str:
     """Return in words how `ours` is computed from `theirs`, if that gives it up to `limit`; else "".
@@ -28,10 +30,13 @@ def relation(ours: Tensor, theirs: Tensor, others: Mapping[str, Any], norm: Sequ
     if not ours.is_floating_point() or not theirs.is_floating_point():
         return ""
     one, two = ours.to("cpu", torch.float64), theirs.to("cpu", torch.float64)
+    best, least = "", math.inf
     for words, changed in _candidates(one, two, others, norm):
         if changed.shape == one.shape and _near(one, changed, limit):
-            return words
-    return _reordered(one, two, limit.largest)
+            left = (one - changed).norm().item()
+            if not best or left < least / _CLEARLY:
+                best, least = words, left
+    return best or _reordered(one, two, limit.largest)
 
 
 def _candidates(

@@ -122,14 +122,19 @@ class Rounding:
 
 def run_in(module: nn.Module, inputs: Mapping[str, Any], dtype: torch.dtype) -> Any:
     """Run a copy of a module in a dtype. Return None if it can't be."""
-
-    def cast(tensor: Tensor) -> Tensor:
-        return tensor.to(dtype) if tensor.is_floating_point() else tensor.clone()
-
     try:
-        return run_alone(copied(module, dtype), map_tensors(cast, dict(inputs), in_objects=True))
+        return run_alone(copied(module, dtype), cast(inputs, dtype))
     except Exception:  # For example, one of its kernels knows no float64.
         return None
+
+
+def cast(inputs: Mapping[str, Any], dtype: torch.dtype) -> Any:
+    """Return copies of inputs, those of floating-point numbers in a dtype."""
+
+    def of_one(tensor: Tensor) -> Tensor:
+        return tensor.to(dtype) if tensor.is_floating_point() else tensor.clone()
+
+    return map_tensors(of_one, dict(inputs), in_objects=True)
 
 
 def copied(module: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
