@@ -22,7 +22,7 @@ class Twice(nn.Module):
 
 def test_every_call_is_recorded_in_order():
     model = Twice()
-    recording = record(model, ((X,), {}), paths_of(model), lambda hooks: None)
+    recording = record(model, ((X,), {}), paths_of(model))
     assert list(recording.calls) == ["", "layer"]
     first, second = recording.calls["layer"]
     assert torch.equal(second.inputs["input"], first.output)

@@ -64,7 +64,7 @@ def test_the_dtype_of_a_run_under_autocast_is_that_of_its_results():
                 return self.norm(self.linear(self.words(ids)))
 
     model, ids = Auto(), torch.arange(4)
-    ran = record(model, ((ids,), {}), paths_of(model), lambda hooks: None)
+    ran = record(model, ((ids,), {}), paths_of(model))
     assert dtype_of_model(model) == torch.float32
     assert dtype_of_run(model, ran) == torch.bfloat16
     plain = copy.deepcopy(model)

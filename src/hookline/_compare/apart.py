@@ -13,6 +13,7 @@ from hookline._kernel import leaves, map_tensors
 from hookline._plot.plot_data import dense
 
 _PIECE = 1 << 20  # Elements that are compared at a time: copies of them in float64 take little memory.
+_PIECE_ON_GPU = 1 << 24
 
 Convert = Callable[[Tensor], Tensor]  # Changes the layout of a tensor of a into that of b, or back.
 
@@ -93,7 +94,7 @@ def where_apart(value: Any, other: Any) -> str:
     """Say at which element two values differ most, and what it is in both."""
     for one, two in zip(tensors_of(value), tensors_of(other), strict=False):
         if one.shape == two.shape and not are_equal(one, two):
-            flat = _flat(one), _flat(two)
+            flat = _flat(one), _flat(two.to(one.device))
             place = int((flat[0] - flat[1]).abs().nan_to_num(math.inf).argmax())
             index = ", ".join(str(int(position)) for position in torch.unravel_index(torch.tensor(place), one.shape))
             return f"at [{index}] a has {flat[0][place].item():.6g} and b {flat[1][place].item():.6g}"
@@ -156,13 +157,12 @@ def worst(found: Sequence[Apart]) -> int:
 
 
 def _pieces(one: Tensor, two: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the elements of two tensors in float64, on one device, a part at a time."""
-    for ours, theirs in zip(_parts(one), _parts(two), strict=True):
-        yield ours, theirs.to(ours.device)
+    """Return the elements of two tensors in float64, on one device, a part at a time."""
+    return zip(_parts(one), _parts(two.to(one.device)), strict=True)
 
 
 def _parts(tensor: Tensor) -> Iterator[Tensor]:
-    return map(_masked, tensor.reshape(-1).split(_PIECE))
+    return map(_masked, tensor.reshape(-1).split(_PIECE_ON_GPU if tensor.is_cuda else _PIECE))
 
 
 def _flat(tensor: Tensor) -> Tensor:

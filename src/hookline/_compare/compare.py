@@ -21,7 +21,6 @@ from hookline._compare.matching import match_names
 from hookline._compare.recording import paths_of
 from hookline._compare.references import Reference, compare_with_reference, reference_of
 from hookline._compare.report import ComparedPlace, Comparison
-from hookline._compare.rounding import Rounding, dtype_of_run
 from hookline._compare.runs import Runs
 from hookline._compare.weights import compare_weights
 from hookline._kernel import describe, refuse_flags, unwrap
@@ -77,9 +76,9 @@ def compare(
         names = match_names(paths_of(a), paths_of(b), match)
         report = Comparison({}, compare_weights(a, b, names), None, None)
     else:
-        runs = Runs((a, b), (call_arguments_of(run), call_arguments_of(run_b)), match, to_b, to_a)
-        rounding = Rounding(dtype_of_run(a, runs.ours), dtype_of_run(b, runs.theirs), tolerance)
-        report = _compare_runs(runs, rounding, backward)
+        report = _compare_runs(
+            Runs((a, b), (call_arguments_of(run), call_arguments_of(run_b)), match, to_b, to_a, tolerance), backward
+        )
     if strict:
         report.check()
     return report
@@ -101,7 +100,7 @@ def _refuse_odd(b: Any, match: Any, tolerance: Any, functions: Mapping[str, Any]
             raise HooklineError(f"{name}= takes a function, not {describe(function)}")
 
 
-def _compare_runs(runs: Runs, rounding: Rounding, backward: Loss | None) -> Comparison:
+def _compare_runs(runs: Runs, backward: Loss | None) -> Comparison:
     """Measure each pair of modules, and look for the first that does something else."""
     places = {path: runs.seen(path, other) for path, other in runs.matching.pairs.items()}
     for pairs in runs.levels():
@@ -113,12 +112,12 @@ def _compare_runs(runs: Runs, rounding: Rounding, backward: Loss | None) -> Comp
             f"{count(len(places), 'pair')} of modules, and none returned values that can be compared{why}: "
             "name pairs with match=, or map layouts with to_b= and to_a="
         )
-    judge(places, runs, rounding)
+    judge(places, runs)
     clear_what_is_made_good(places, runs)
     first = first_off(places, runs)
     if first is not None:
         _explain(first, runs)
-    gradients = None if backward is None else compare_gradients(runs, places, backward, rounding)
+    gradients = None if backward is None else compare_gradients(runs, places, backward)
     weights = compare_weights(runs.a, runs.b, runs.matching.pairs)
     return Comparison(places, weights, runs.matching, first, gradients=gradients)
 
@@ -126,8 +125,8 @@ def _compare_runs(runs: Runs, rounding: Rounding, backward: Loss | None) -> Comp
 def _explain(place: ComparedPlace, runs: Runs) -> None:
     """Look for the reason, and for the element that differs most."""
     ours, theirs = runs.ours.calls[place.site][place.call], runs.theirs.calls[place.other][0]
-    given = runs.given.get(place.site, [])[place.call :]
-    if not given or place.local_values is None:
+    given = runs.given(place.site, place.call)
+    if given is None or place.local_values is None:
         return
     place.worst = where_apart(*place.local_values)
 
@@ -140,7 +139,7 @@ def _explain(place: ComparedPlace, runs: Runs) -> None:
         same = (name for name, one in held if one.shape == tensor.shape and torch.equal(one.to(tensor), tensor))
         return next(same, "")
 
-    modules, inputs = (ours.module, theirs.module), (ours.inputs, given[0])
+    modules, inputs = (ours.module, theirs.module), (ours.inputs, given)
     hint = hint_for(Suspect(*modules, *inputs, *place.local_values, place.limits, convert, owner))
     if hint is not None:
         place.hint = hint.text

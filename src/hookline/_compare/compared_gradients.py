@@ -51,7 +51,7 @@ class _Gradients(Observer):
         return value
 
 
-def compare_gradients(runs: Runs, pairs: Mapping[str, ComparedPlace], loss: Loss, rounding: Rounding) -> Comparison:
+def compare_gradients(runs: Runs, pairs: Mapping[str, ComparedPlace], loss: Loss) -> Comparison:
     """Compare the gradients at pairs of modules, and of their parameters."""
     models = zip((runs.a, runs.b), runs.arguments, strict=True)
     ours, theirs = (_backward(model, given, loss) for model, given in models)
@@ -64,7 +64,7 @@ def compare_gradients(runs: Runs, pairs: Mapping[str, ComparedPlace], loss: Loss
         if path in ours[0] and other in theirs[0]:
             place = places[one] = ComparedPlace(one, two, type(modules[0]).__name__)
             place.seen, place.note = _apart(ours[0][path], theirs[0][other])
-            place.local = _local(modules, runs.ours.calls[path][0].inputs, ours[0][path], place, rounding)
+            place.local = _local(modules, runs.ours.calls[path][0].inputs, ours[0][path], place, runs.rounding)
         names = dict(modules[1].named_parameters(recurse=False))
         for name in (name for name, _ in modules[0].named_parameters(recurse=False) if name in names):
             full = [f"{where}.{name}" if where else name for where in (path, other)]

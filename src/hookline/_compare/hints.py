@@ -21,7 +21,7 @@ from hookline._compare.compared_attention import find_pattern, how_masks_differ,
 from hookline._compare.relations import relation
 from hookline._compare.rounding import Limit, cast, copied, run_alone, run_in, uncovered
 from hookline._compare.weights import EQUAL, difference_of
-from hookline._kernel import is_container, short_form
+from hookline._kernel import is_container, leaves, short_form
 from hookline._torch import AnyDropout
 from hookline.errors import NeverFired
 
@@ -242,6 +242,22 @@ def _precision(suspect: Suspect) -> str | None:
         if output is not None and suspect.are_same(suspect.theirs, output):
             return f"b computes in {str(dtype)[6:]}, and a does not"
     return None
+
+
+def _tensor_cores(suspect: Suspect) -> str | None:
+    """Find out whether b's module returns what a's does if its GPU multiplies all 24 bits of a float32."""
+    on = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    if not any(one.is_cuda for one in leaves(suspect.given)) or not any(on):
+        return None
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    try:
+        explains = suspect.explained_by(copied(suspect.b))
+    finally:
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = on
+    names = [
+        f"torch.backends.{name}.allow_tf32" for name, is_on in zip(("cuda.matmul", "cudnn"), on, strict=True) if is_on
+    ]
+    return f"b multiplies in TF32 on its GPU, since {' and '.join(names)} is True" if explains else None
 
 
 def _differing_settings(one: nn.Module, two: nn.Module, of: str = "") -> Iterator[tuple[str, Any, str, Any]]:
@@ -479,6 +495,7 @@ _REASONS: tuple[Callable[[Suspect], str | Hint | None], ...] = (
     _biases,
     _settings,
     _config,
+    _tensor_cores,
     _precision,
     _activation,
     _output,

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 
 from hookline._compare.apart import Apart
 from hookline._compare.report import ComparedPlace
-from hookline._compare.rounding import Rounding, uncovered
+from hookline._compare.rounding import uncovered
 from hookline._compare.runs import Runs
 
 Places = Mapping[str, ComparedPlace]
 _CANCELLED = 0.1  # A place whose own run is so much nearer to a than on a's inputs makes good what came before it.
 
 
-def judge(places: Places, runs: Runs, rounding: Rounding) -> None:
+def judge(places: Places, runs: Runs) -> None:
     """Decide which errors are more than rounding.
 
     What rounding explains is measured by running the module once more. It is not where that changes nothing: around
@@ -21,19 +21,20 @@ def judge(places: Places, runs: Runs, rounding: Rounding) -> None:
     """
     around_off: set[str] = set()
     for path in sorted(places, key=_depth, reverse=True):
-        place, values = places[path], places[path].local_values
-        place.local_values = None  # If it is equal up to rounding, they would only take memory.
+        place = places[path]
         if place.local is None:
             continue
-        call = runs.ours.calls[path][place.call]
-        limits = rounding.free(call.output, sum(1 for _ in call.module.modules()))
+        limits = runs.free_limits(place)
         if uncovered(place.errors, limits) is not None and path not in around_off:
-            limits = rounding.measured(call.module, call.inputs, call.output)
+            call = runs.ours.calls[path][place.call]
+            limits = runs.rounding.measured(call.module, call.inputs, call.output)
         worst = uncovered(place.errors, limits)
         place.rounding = limits[worst or 0]
         if worst is not None:
-            place.is_off, place.local, place.local_values, place.limits = True, place.errors[worst], values, limits
+            place.is_off, place.local, place.limits = True, place.errors[worst], limits
             around_off |= {"", *(path[:end] for end, letter in enumerate(path) if letter == ".")}
+        else:
+            place.local_values = None
 
 
 def clear_what_is_made_good(places: Places, runs: Runs) -> None:

@@ -42,14 +42,16 @@ class ModuleCall:
 class Recording:
     """The calls of modules in a run, by path, in the order in which they began."""
 
-    def __init__(self) -> None:
+    def __init__(self, with_inputs: bool = True) -> None:
         self.calls: dict[str, list[ModuleCall]] = {}
+        self._with_inputs = with_inputs
         self.output: Any = None
         self._order = itertools.count()
 
     def began(self, call: Call, inputs: Any) -> None:
         """Note the inputs of a call that begins."""
-        self.calls.setdefault(call.site.path, []).append(ModuleCall(next(self._order), call.module, share(inputs)))
+        kept = share(inputs) if self._with_inputs else {}
+        self.calls.setdefault(call.site.path, []).append(ModuleCall(next(self._order), call.module, kept))
 
     def ended(self, call: Call, output: Any) -> None:
         """Note the output of a call."""
@@ -90,11 +92,14 @@ class _AtEnd(Observer):
         return value
 
 
-def record(model: nn.Module, arguments: Arguments, paths: Iterable[str], prepare: Callable[[Hooks], None]) -> Recording:
-    """Run a model under hooks that `prepare` adds, and return what passes at these modules."""
-    recording = Recording()
+def record(
+    model: nn.Module, arguments: Arguments, paths: Iterable[str], prepare: Callable[[Hooks], None] | None = None
+) -> Recording:
+    """Run a model and return what passes at these modules; only the outputs if `prepare` adds hooks to the run."""
+    recording = Recording(with_inputs=prepare is None)
     hooks = short_form(model)
-    prepare(hooks)
+    if prepare is not None:
+        prepare(hooks)
     at_start, at_end = _AtStart(recording), _AtEnd(recording)
     places: list[tuple[Found, Observer]] = []
     for path in paths:

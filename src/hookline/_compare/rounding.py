@@ -102,7 +102,7 @@ class Rounding:
         if self.tolerance is not None or len(explained) != len(free):
             return free
         return [
-            Limit(limit.largest + _MARGIN * error.largest, limit.relative + _MARGIN * error.relative)
+            Limit(max(limit.largest, _MARGIN * error.largest), max(limit.relative, _MARGIN * error.relative))
             for limit, error in zip(free, explained, strict=True)
         ]
 

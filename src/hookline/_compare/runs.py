@@ -14,6 +14,7 @@ from hookline._compare.filled_inputs import Filled
 from hookline._compare.matching import match_modules
 from hookline._compare.recording import ModuleCall, Recording, paths_of, record
 from hookline._compare.report import ComparedPlace, Pair
+from hookline._compare.rounding import Limit, Rounding, dtype_of_run, uncovered
 from hookline._kernel import Arguments, Call, map_tensors
 from hookline._scan.restore_modules import buffers_as_found, left_as_found
 from hookline._tables import count
@@ -37,6 +38,7 @@ class Runs:
         match: Mapping[str, str | None] | None,
         to_b: Convert | None,
         to_a: Convert | None,
+        tolerance: float | None,
     ) -> None:
         self.a, self.b = models
         self.arguments = arguments
@@ -44,7 +46,8 @@ class Runs:
         self.ours = _record(self.a, arguments[0], paths_of(self.a))
         self.theirs = _record(self.b, arguments[1], paths_of(self.b))
         self.matching = match_modules(self.ours, self.theirs, match)
-        self.given: dict[str, list[Mapping[str, Any]]] = {}  # What b's modules got of a's inputs, by path in a.
+        dtypes = dtype_of_run(self.a, self.ours), dtype_of_run(self.b, self.theirs)
+        self.rounding = Rounding(*dtypes, tolerance)
         self._kept: dict[str, set[str]] = {}  # The inputs of b's modules for which a has none.
 
     def seen(self, path: str, other: str) -> ComparedPlace:
@@ -55,8 +58,16 @@ class Runs:
         place.seen, place.errors, place.seen_values, place.call, place.note = found
         if not path and not other:  # The inputs of the model are the same.
             place.local, place.local_values = place.seen, place.seen_values
-            self.given[path] = [one.inputs for one in self.theirs.calls[other]]
         return place
+
+    def given(self, path: str, number: int) -> Mapping[str, Any] | None:
+        """Return a's inputs of a call in the form in which b's module takes them; None if b made no such call."""
+        other = self.matching.pairs[path]
+        ours, theirs = self.ours.calls[path], self.theirs.calls[other]
+        if number >= len(theirs):
+            return None
+        same = not path and not other
+        return theirs[number].inputs if same else Filled(ours[number].inputs, theirs[number].inputs, self.to_b).inputs
 
     def measure_local(self, pairs: dict[str, str], places: dict[str, ComparedPlace]) -> None:
         """Run b with the inputs of each of these modules replaced by those of its counterpart in a."""
@@ -70,11 +81,17 @@ class Runs:
             place, kept = places[path], self._kept.get(path)
             found = self._measured(self.ours.outputs(path), recording.outputs(other))
             place.local, place.errors, place.local_values, place.call, note = found
+            if uncovered(place.errors, self.free_limits(place)) is None:
+                place.local_values = None  # Equal up to rounding: they would only take memory.
             place.note = note or (f"with b's own {', '.join(sorted(kept))}" if kept else place.note)
+
+    def free_limits(self, place: ComparedPlace) -> list[Limit]:
+        """Return the errors at a place that need no explanation."""
+        call = self.ours.calls[place.site][place.call]
+        return self.rounding.free(call.output, sum(1 for _ in call.module.modules()))
 
     def _replacement(self, path: str) -> Callable[[Any, Call], Any]:
         calls: list[ModuleCall] = self.ours.calls[path]
-        given = self.given[path] = []
 
         def replace(inputs: Mapping[str, Any], call: Call) -> Any:
             number = int(call.number)
@@ -82,7 +99,6 @@ class Runs:
                 return None
             filled = Filled(calls[number].inputs, inputs, self.to_b)
             self._kept.setdefault(path, set()).update(filled.kept)
-            given.append(map_tensors(torch.clone, filled.inputs))
             return map_tensors(torch.clone, filled.inputs)
 
         return replace
@@ -146,7 +162,7 @@ class Runs:
 
 
 def _record(
-    model: nn.Module, arguments: Any, paths: list[str], prepare: Callable[[Hooks], None] = lambda _: None
+    model: nn.Module, arguments: Any, paths: list[str], prepare: Callable[[Hooks], None] | None = None
 ) -> Recording:
     with left_as_found(model), buffers_as_found(model), torch.random.fork_rng():
         torch.manual_seed(0)
