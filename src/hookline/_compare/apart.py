@@ -1,4 +1,8 @@
-"""How far one value is from another, over all elements of its tensors."""
+"""How far one value is from another, over all elements of its tensors.
+
+A few elements may dwarf all others, as -1e9 in a mask does, or one channel of a residual stream. Then an error of the
+others is small beside the whole, and so the others are also measured by themselves.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +13,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hookline._kernel import leaves, map_tensors
-from hookline._plot.plot_data import dense
+from hookline._compare.paired_values import Paired, tensors_of
+from hookline._kernel import map_tensors
 
 _PIECE = 1 << 20  # Elements that are compared at a time: copies of them in float64 take little memory.
 _PIECE_ON_GPU = 1 << 24
+_DWARFS = 64  # An element so many times as large as the median dwarfs the others.
+_SAMPLE = 4096  # About so many elements are looked at for the median.
+_SMALL = ", without its largest elements"
 
 Convert = Callable[[Tensor], Tensor]  # Changes the layout of a tensor of a into that of b, or back.
 
@@ -42,47 +49,67 @@ NOTHING_APART = Apart(0.0, 0.0, 0.0, 1.0, math.inf, 1.0)
 
 
 class OtherShape(Exception):
-    """Two values can't be compared: one has other tensors, or other shapes."""
+    """Two values can't be compared: they have no tensors of one shape in the same places."""
+
+
+class Part(NamedTuple):
+    """How far one tensor of a value is apart, and its largest element.
+
+    Integers have to be equal: their largest element counts as 0.
+    """
+
+    error: Apart
+    largest: float
+    largest_of_all: float  # If this is about the elements that others dwarf, the largest with those.
 
 
 class Difference(NamedTuple):
-    """How far a value is from another: all of it, and each of its tensors."""
+    """How far a value is from another: all of it, and each of its tensors by place; and what could not be compared."""
 
     whole: Apart
-    each: tuple[Apart, ...]
+    parts: dict[str, Part]
+    odd: list[str]
+    besides: list[str]
 
 
 @torch.no_grad()
-def difference(value: Any, other: Any) -> Difference:
-    """Return how far `other` is from `value`. Raises `OtherShape` if they can't be compared."""
-    ours, theirs = tensors_of(value), tensors_of(other)
-    if len(ours) != len(theirs) and ours and theirs:
-        ours, theirs = ours[:1], theirs[:1]  # The first is the main one, as the hidden states before a cache.
-    pairs = list(zip(ours, theirs, strict=False))
-    for one, two in pairs:
-        if [size for size in one.shape if size != 1] != [size for size in two.shape if size != 1]:
-            raise OtherShape(f"{tuple(one.shape)} and {tuple(two.shape)}")
-    if not pairs:
-        raise OtherShape("one has no tensors")
-    if all(are_equal(*pair) for pair in pairs):
-        return Difference(NOTHING_APART, (NOTHING_APART,) * len(pairs))
-    found = [[_sums(*piece) for piece in _pieces(*pair)] for pair in pairs]
-    return Difference(_of_sums([one for sums in found for one in sums]), tuple(map(_of_sums, found)))
+def difference(a: Any, b: Any) -> Difference:
+    """Return how far `b` is from `a`. Raises `OtherShape` if nothing in them can be compared."""
+    paired = Paired(a, b)
+    if not paired.pairs:
+        raise OtherShape("; ".join(paired.odd) or "no tensors in it")
+    parts: dict[str, Part] = {}
+    all_sums: list[_Sums] = []
+    equal: list[Tensor] = []
+    for place, pair in paired.pairs.items():
+        if are_equal(*pair):
+            parts[place] = Part(NOTHING_APART, 0.0, 0.0)
+            equal.append(pair.a)
+            continue
+        sums, of_small = _measured(*pair)
+        all_sums += sums
+        for name, found in ((place, sums), (f"{place}{_SMALL}", of_small)):
+            if found:
+                is_exact = not pair.a.is_floating_point() and not pair.b.is_floating_point()
+                largest = [0.0 if is_exact else max(one.largest for one in one_of) for one_of in (found, sums)]
+                parts[name] = Part(_of_sums(found), *largest)
+    whole = _of_sums([*all_sums, *map(_sums_if_equal, equal)]) if all_sums else NOTHING_APART
+    return Difference(whole, parts, paired.odd, paired.besides)
 
 
-def apart(value: Any, other: Any) -> Apart:
-    """Return how far all of `other` is from `value`."""
-    return difference(value, other).whole
+def apart(a: Any, b: Any) -> Apart:
+    """Return how far all of `b` is from `a`."""
+    return difference(a, b).whole
 
 
-def in_one_layout(ours: Any, theirs: Any, to_b: Convert | None, to_a: Convert | None) -> tuple[Any, Any]:
+def in_one_layout(a: Any, b: Any, to_b: Convert | None, to_a: Convert | None) -> tuple[Any, Any]:
     """Return a value of a and one of b in one layout: b's is changed into that of a, or else a's into that of b."""
     if to_a is not None:
-        return ours, map_tensors(_where(to_a), theirs)
-    shapes = [[tensor.shape for tensor in tensors_of(value)] for value in (ours, theirs)]
+        return a, map_tensors(_where(to_a), b)
+    shapes = [[tensor.shape for tensor in tensors_of(value)] for value in (a, b)]
     if to_b is not None and shapes[0] != shapes[1]:
-        return map_tensors(_where(to_b), ours), theirs
-    return ours, theirs
+        return map_tensors(_where(to_b), a), b
+    return a, b
 
 
 def _where(convert: Convert) -> Convert:
@@ -90,21 +117,21 @@ def _where(convert: Convert) -> Convert:
 
 
 @torch.no_grad()
-def where_apart(value: Any, other: Any) -> str:
-    """Say at which element two values differ most, and what it is in both."""
-    for one, two in zip(tensors_of(value), tensors_of(other), strict=False):
-        if one.shape == two.shape and not are_equal(one, two):
-            flat = _flat(one), _flat(two.to(one.device))
-            place = int((flat[0] - flat[1]).abs().nan_to_num(math.inf).argmax())
-            index = ", ".join(str(int(position)) for position in torch.unravel_index(torch.tensor(place), one.shape))
-            return f"at [{index}] a has {flat[0][place].item():.6g} and b {flat[1][place].item():.6g}"
-    return ""
-
-
-def tensors_of(value: Any) -> list[Tensor]:
-    """Return the tensors in a value that have elements; of complex ones the real and imaginary parts."""
-    tensors = [dense(tensor, complex_as_size=False) for tensor in leaves(value)]
-    return [torch.view_as_real(one.resolve_conj()) if one.is_complex() else one for one in tensors if one.numel()]
+def where_apart(a: Any, b: Any, part: str) -> str:
+    """Say at which element of a part of two values they differ most, and what it is in both."""
+    place = part.removesuffix(_SMALL)
+    pair = Paired(a, b).pairs.get(place)
+    if pair is None or are_equal(*pair):
+        return ""
+    one, two = _flat(pair.a), _flat(pair.b.to(pair.a.device))
+    size = torch.where(one == two, 0.0, one - two).abs().nan_to_num(math.inf)
+    edge = _edge(pair.a) if place != part else None
+    if edge is not None:
+        size = size.where(one.abs() <= edge, 0.0)
+    number = int(size.argmax())
+    index = ", ".join(str(int(position)) for position in torch.unravel_index(torch.tensor(number), pair.a.shape))
+    where = f"[{index}]" if not place else f"[{index}] of output{place}"
+    return f"at {where} a has {one[number].item():.6g} and b {two[number].item():.6g}"
 
 
 def exact(tensor: Tensor) -> Tensor:
@@ -140,7 +167,8 @@ def _largest(tensor: Tensor) -> float:
 @torch.no_grad()
 def largest_difference(one: Tensor, two: Tensor) -> float:
     """Return the largest difference between elements of two tensors of one shape."""
-    return max(((ours - theirs).abs().max().item() for ours, theirs in _pieces(one, two)), default=0.0)
+    pieces = zip(_parts(one), _parts(two.to(one.device)), strict=True)
+    return max((_sums(a, b).apart for a, b in pieces), default=0.0)
 
 
 @torch.no_grad()
@@ -156,9 +184,27 @@ def worst(found: Sequence[Apart]) -> int:
     return max(range(len(found)), key=lambda place: found[place].relative)
 
 
-def _pieces(one: Tensor, two: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Return the elements of two tensors in float64, on one device, a part at a time."""
-    return zip(_parts(one), _parts(two.to(one.device)), strict=True)
+def _measured(a: Tensor, b: Tensor) -> tuple[list[_Sums], list[_Sums]]:
+    """Return the sums over the pieces of two tensors; and over the elements that others dwarf, if there are such."""
+    edge = _edge(a)
+    all_of_it, of_small = [], []
+    for one, two in zip(_parts(a), _parts(b.to(a.device)), strict=True):
+        all_of_it.append(_sums(one, two))
+        small = one.abs() <= edge if edge is not None else None
+        if small is not None and bool(small.any()):
+            of_small.append(_sums(one[small], two[small]))
+    return all_of_it, of_small
+
+
+def _edge(tensor: Tensor) -> float | None:
+    """Return the size above which elements dwarf the others; None if there are no such elements."""
+    if not tensor.is_floating_point():
+        return None
+    flat = tensor.reshape(-1)
+    sample = _masked(flat[:: 1 + len(flat) // _SAMPLE]).abs()
+    sample = sample[(sample > 0) & sample.isfinite()]
+    edge = _DWARFS * sample.median().item() if len(sample) else math.inf
+    return edge if _largest(tensor) > edge else None
 
 
 def _parts(tensor: Tensor) -> Iterator[Tensor]:
@@ -181,24 +227,45 @@ def _limit(tensor: Tensor) -> float:
     return torch.finfo(tensor.dtype).max / 2 if tensor.is_floating_point() else math.inf
 
 
-def _sums(one: Tensor, two: Tensor) -> list[float]:
-    """Return what the measures are made of: the largest difference, and sums over the elements."""
+class _Sums(NamedTuple):
+    """What the measures are made of: the largest difference and element, and sums over the elements."""
+
+    apart: float
+    largest: float
+    size: float  # Of the differences.
+    squares: float  # Of the differences,
+    squares_of_a: float
+    squares_of_b: float
+    products: float
+    equal: float
+    elements: float
+
+
+def _sums(one: Tensor, two: Tensor) -> _Sums:
     same = (one == two) | (one.isnan() & two.isnan())
     difference = torch.where(same, 0.0, one - two)  # Two infinities are not NaN apart.
     size = difference.abs()
-    mine, yours = one.nan_to_num(0.0, 0.0, 0.0), two.nan_to_num(0.0, 0.0, 0.0)
-    products = difference.dot(difference), mine.dot(mine), yours.dot(yours), mine.dot(yours)
+    one, two = one.nan_to_num(0.0, 0.0, 0.0), two.nan_to_num(0.0, 0.0, 0.0)
+    products = difference.dot(difference), one.dot(one), two.dot(two), one.dot(two)
     count = size.new_tensor(len(same))
-    found: list[float] = torch.stack([size.max(), size.sum(), *products, same.sum(), count]).tolist()
-    return found
+    return _Sums(*torch.stack([size.max(), one.abs().max(), size.sum(), *products, same.sum(), count]).tolist())
 
 
-def _of_sums(found: Sequence[Sequence[float]]) -> Apart:
-    largest = max(math.inf if math.isnan(one[0]) else one[0] for one in found)
+def _sums_if_equal(tensor: Tensor) -> _Sums:
+    """Return the sums for a tensor and its equal."""
+    finite = (part.nan_to_num(0.0, 0.0, 0.0) for part in _parts(tensor))
+    squares, count = torch.stack([part.dot(part) for part in finite]).sum().item(), float(tensor.numel())
+    return _Sums(0.0, 0.0, 0.0, 0.0, squares, squares, squares, count, count)
+
+
+def _of_sums(found: Sequence[_Sums]) -> Apart:
+    largest = max(math.inf if math.isnan(one.apart) else one.apart for one in found)
     if largest == 0:
         return NOTHING_APART
-    total, difference, mine, yours, both, same, count = (sum(column) for column in list(zip(*found, strict=True))[1:])
-    relative = math.sqrt(difference / mine) if mine and not math.isnan(difference) else math.inf
-    cosine = both / math.sqrt(mine * yours) if mine and yours else 0.0
+    total = _Sums(*(sum(column) for column in zip(*found, strict=True)))
+    is_known = total.squares_of_a and not math.isnan(total.squares)
+    relative = math.sqrt(total.squares / total.squares_of_a) if is_known else math.inf
+    both = math.sqrt(total.squares_of_a * total.squares_of_b)
+    cosine = total.products / both if both else 0.0
     sqnr = -20 * math.log10(relative) if 0 < relative < math.inf else -math.inf
-    return Apart(largest, total / count, relative, cosine, sqnr, same / count)
+    return Apart(largest, total.size / total.elements, relative, cosine, sqnr, total.equal / total.elements)

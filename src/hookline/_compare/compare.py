@@ -8,6 +8,7 @@ in a had. All modules of one nesting level are measured in one run of b, in whic
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -17,12 +18,13 @@ from hookline._compare.apart import Convert, where_apart
 from hookline._compare.compared_gradients import Loss, compare_gradients
 from hookline._compare.hints import Suspect, hint_for
 from hookline._compare.judging import clear_what_is_made_good, first_off, judge
-from hookline._compare.matching import match_names
+from hookline._compare.matching import refuse_unused
+from hookline._compare.paired_values import tensors_of
 from hookline._compare.recording import paths_of
 from hookline._compare.references import Reference, compare_with_reference, reference_of
 from hookline._compare.report import ComparedPlace, Comparison
 from hookline._compare.runs import Runs
-from hookline._compare.weights import compare_weights
+from hookline._compare.weights import ROUNDED, compare_weights, pair_weights
 from hookline._kernel import describe, refuse_flags, unwrap
 from hookline._scan.fake_run import call_arguments_of
 from hookline._tables import count
@@ -66,19 +68,22 @@ def compare(
         backward: A function from the output of a model to a loss, whose gradients are compared too.
         strict: Raise `Diverged` if the models part.
     """
-    _refuse_odd(b, match, tolerance, {"to_b": to_b, "to_a": to_a, "backward": backward}, strict)
-    run_b = run if run_b is None else run_b
+    functions = {"to_b": to_b, "to_a": to_a, "backward": backward}
+    _refuse_odd(b, match, tolerance, functions, strict)
     if not isinstance(a, nn.Module):
-        if run_b is None:
+        if run is None and run_b is None:
             raise HooklineError("hl.compare with saved values needs run=(...): what b is called with")
-        report = compare_with_reference(reference_of(a), b, run_b, match, tolerance, to_a)
+        _refuse_unused("a is saved values and not a model", to_b=to_b, backward=backward)
+        report = compare_with_reference(reference_of(a), b, run if run_b is None else run_b, match, tolerance, to_a)
     elif run is None:
-        names = match_names(paths_of(a), paths_of(b), match)
-        report = Comparison({}, compare_weights(a, b, names), None, None)
+        _refuse_same(a, b, to_b or run_b)
+        _refuse_unused("without run=, only weights are compared", run_b=run_b, tolerance=tolerance, **functions)
+        refuse_unused([*paths_of(a), *unwrap(a).state_dict()], match)
+        report = Comparison({}, compare_weights(a, b, match=match), None, None)
     else:
-        report = _compare_runs(
-            Runs((a, b), (call_arguments_of(run), call_arguments_of(run_b)), match, to_b, to_a, tolerance), backward
-        )
+        _refuse_same(a, b, to_b or run_b)
+        runs = _runs(a, b, run, run if run_b is None else run_b, match, to_b, to_a, tolerance)
+        report = _compare_runs(runs, match, backward)
     if strict:
         report.check()
     return report
@@ -100,8 +105,52 @@ def _refuse_odd(b: Any, match: Any, tolerance: Any, functions: Mapping[str, Any]
             raise HooklineError(f"{name}= takes a function, not {describe(function)}")
 
 
-def _compare_runs(runs: Runs, backward: Loss | None) -> Comparison:
+def _refuse_unused(why: str, **options: Any) -> None:
+    """Raise for options that would change nothing."""
+    for name, given in options.items():
+        if given is not None:
+            raise HooklineError(f"{name}= changes nothing here: {why}")
+
+
+def _refuse_same(a: nn.Module, b: nn.Module, other: Any) -> None:
+    """Raise if a model would be compared with itself."""
+    if a is b and other is None:
+        raise HooklineError(
+            "a and b are the same object: .to(), .eval() and the like change a model in place. "
+            "Change a copy, as in hl.compare(model, copy.deepcopy(model).bfloat16(), ...)"
+        )
+
+
+def _runs(
+    a: nn.Module,
+    b: nn.Module,
+    run: Any,
+    run_b: Any,
+    match: Mapping[str, str | None] | None,
+    to_b: Convert | None,
+    to_a: Convert | None,
+    tolerance: float | None,
+) -> Runs:
+    """Run both models. If that fails, say which of their weights differ, since that may be why."""
+    try:
+        return Runs((a, b), (call_arguments_of(run), call_arguments_of(run_b)), match, to_b, to_a, tolerance)
+    except (HooklineError, ImportError):
+        raise
+    except Exception as error:
+        with suppress(HooklineError):
+            weights = [one for one in compare_weights(a, b, match=match) if one.kind != ROUNDED]
+            if weights:
+                some = "; ".join(f"{one.name or one.other}: {one.what}" for one in weights[:4])
+                more = f"; and {len(weights) - 4} more" if len(weights) > 4 else ""
+                raise HooklineError(
+                    f"a model failed with {type(error).__name__}: {error}. Weights differ: {some}{more}"
+                ) from error
+        raise
+
+
+def _compare_runs(runs: Runs, match: Mapping[str, str | None] | None, backward: Loss | None) -> Comparison:
     """Measure each pair of modules, and look for the first that does something else."""
+    weights = compare_weights(runs.a, runs.b, runs.matching.pairs, match)
     places = {path: runs.seen(path, other) for path, other in runs.matching.pairs.items()}
     for pairs in runs.levels():
         runs.measure_local(pairs, places)
@@ -114,24 +163,49 @@ def _compare_runs(runs: Runs, backward: Loss | None) -> Comparison:
         )
     judge(places, runs)
     clear_what_is_made_good(places, runs)
-    first = first_off(places, runs)
+    first = first_off(places, runs) or _all_nan(places, runs)
     if first is not None:
         _explain(first, runs)
-    gradients = None if backward is None else compare_gradients(runs, places, backward)
-    weights = compare_weights(runs.a, runs.b, runs.matching.pairs)
-    return Comparison(places, weights, runs.matching, first, gradients=gradients)
+    gradients = None
+    if backward is not None:
+        named = pair_weights(runs.a, runs.b, runs.matching.pairs, match)
+        gradients = compare_gradients(runs, places, named, backward)
+    return Comparison(places, weights, runs.matching, first, gradients=gradients, tolerance=runs.rounding.tolerance)
+
+
+def _all_nan(places: Mapping[str, ComparedPlace], runs: Runs) -> ComparedPlace | None:
+    """Return the first place at which nothing is finite, if that is so of a tensor that the model returns."""
+    if "" not in places or not _has_nothing_finite(places[""].seen_values):
+        return None
+    starts = runs.of_a.starts()
+    found = [path for path, place in places.items() if _has_nothing_finite(place.seen_values)]
+    ends = [
+        path for path in found if not any(one != path and one.startswith(f"{path}." if path else "") for one in found)
+    ]
+    first = places[min(ends, key=lambda path: starts[path])]
+    first.is_off, first.note = (
+        True,
+        "returns nothing finite in both models, so there is nothing to compare from here on",
+    )
+    return first
+
+
+def _has_nothing_finite(values: Any) -> bool:
+    """Return True if a tensor of a has no finite number."""
+    tensors = tensors_of(values[0]) if values is not None else []
+    return any(one.is_floating_point() and not one.isfinite().any() for one in tensors)
 
 
 def _explain(place: ComparedPlace, runs: Runs) -> None:
     """Look for the reason, and for the element that differs most."""
-    ours, theirs = runs.ours.calls[place.site][place.call], runs.theirs.calls[place.other][0]
+    of_a, of_b = runs.of_a.calls[place.site][place.call], runs.of_b.calls[place.other][0]
     given = runs.given(place.site, place.call)
-    if given is None or place.local_values is None:
+    if given is None or place.local_values is None or place.local is None or place.local.is_none:
         return
-    place.worst = where_apart(*place.local_values)
+    place.worst = where_apart(*place.local_values, place.part)
 
     def convert(output: Any) -> tuple[Any, Any]:
-        return runs.in_one_layout(ours.output, output)
+        return runs.in_one_layout(of_a.output, output)
 
     def owner(tensor: Tensor) -> str:
         model = unwrap(runs.a)
@@ -139,8 +213,11 @@ def _explain(place: ComparedPlace, runs: Runs) -> None:
         same = (name for name, one in held if one.shape == tensor.shape and torch.equal(one.to(tensor), tensor))
         return next(same, "")
 
-    modules, inputs = (ours.module, theirs.module), (ours.inputs, given)
-    hint = hint_for(Suspect(*modules, *inputs, *place.local_values, place.limits, convert, owner))
+    hint = hint_for(
+        Suspect(
+            of_a.module, of_b.module, of_a.inputs, given, *place.local_values, place.limits, convert, owner, of_a.random
+        )
+    )
     if hint is not None:
         place.hint = hint.text
         inside = hint.function if hint.function[:1] in ("", "/") or not place.other else f".{hint.function}"

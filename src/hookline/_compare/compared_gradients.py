@@ -6,6 +6,7 @@ which, both modules of a pair run once more with a's inputs, and get the gradien
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,10 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from hookline import Site
-from hookline._compare.apart import Apart, OtherShape, apart, worst
-from hookline._compare.recording import paths_of
+from hookline._compare.apart import Apart, OtherShape, apart, difference
+from hookline._compare.filled_inputs import Filled
+from hookline._compare.random_numbers import random_numbers
+from hookline._compare.recording import ModuleCall, paths_of
 from hookline._compare.report import ComparedPlace, Comparison
-from hookline._compare.rounding import Limit, Rounding, copied, run_alone
+from hookline._compare.rounding import Limit, run_alone, uncovered
 from hookline._compare.runs import Runs
 from hookline._kernel import (
     Arguments,
@@ -51,27 +54,35 @@ class _Gradients(Observer):
         return value
 
 
-def compare_gradients(runs: Runs, pairs: Mapping[str, ComparedPlace], loss: Loss) -> Comparison:
-    """Compare the gradients at pairs of modules, and of their parameters."""
+def compare_gradients(
+    runs: Runs, pairs: Mapping[str, ComparedPlace], weights: Mapping[str, str], loss: Loss
+) -> Comparison:
+    """Compare the gradients at pairs of modules, and of pairs of parameters."""
     models = zip((runs.a, runs.b), runs.arguments, strict=True)
-    ours, theirs = (_backward(model, given, loss) for model, given in models)
-    starts = runs.ours.starts()
-    places = {}
+    (at_a, of_a), (at_b, of_b) = (_backward(model, given, loss) for model, given in models)
+    starts = runs.of_a.starts()
+    places: dict[str, ComparedPlace] = {}
     for path in sorted(pairs, key=lambda one: -starts[one]):  # In the order of a backward.
         other = pairs[path].other
-        modules = runs.ours.calls[path][0].module, runs.theirs.calls[other][0].module
-        one, two = (f"{name}:grad_output" for name in (path, other))
-        if path in ours[0] and other in theirs[0]:
-            place = places[one] = ComparedPlace(one, two, type(modules[0]).__name__)
-            place.seen, place.note = _apart(ours[0][path], theirs[0][other])
-            place.local = _local(modules, runs.ours.calls[path][0].inputs, ours[0][path], place, runs.rounding)
-        names = dict(modules[1].named_parameters(recurse=False))
-        for name in (name for name, _ in modules[0].named_parameters(recurse=False) if name in names):
-            full = [f"{where}.{name}" if where else name for where in (path, other)]
-            if full[0] in ours[1] and full[1] in theirs[1]:
-                place = places[f"{full[0]}:grad"] = ComparedPlace(f"{full[0]}:grad", f"{full[1]}:grad", "parameter")
-                place.seen, place.note = _apart(ours[1][full[0]], theirs[1][full[1]])
-    return Comparison(places, [], None, _first(places))
+        calls = runs.of_a.calls[path][0], runs.of_b.calls[other][0]
+        if path in at_a and other in at_b:
+            place = ComparedPlace(f"{path}:grad_output", f"{other}:grad_output", type(calls[0].module).__name__)
+            places[place.site] = place
+            place.seen, place.note = _apart(at_a[path], at_b[other])
+            if pairs[path].is_made_good:  # With other weights inside, other gradients are right.
+                place.is_made_good, place.note = True, pairs[path].note
+            else:
+                _measure_local(place, calls, at_a[path], runs)
+        held = {f"{path}.{name}" if path else name for name, _ in calls[0].module.named_parameters(recurse=False)}
+        for name, there in weights.items():
+            if name in held and name in of_a:
+                place = places[f"{name}:grad"] = ComparedPlace(f"{name}:grad", f"{there}:grad", "parameter")
+                place.is_made_good = pairs[path].is_made_good
+                if there in of_b:
+                    place.seen, place.note = _apart(of_a[name], of_b[there])
+                elif not place.is_made_good:
+                    place.is_off, place.note = True, "b gives it no gradient, and a does"
+    return Comparison(places, [], None, _first(places) or _first_seen(places, runs))
 
 
 def _backward(model: nn.Module, given: Arguments, loss: Loss) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -86,17 +97,15 @@ def _backward(model: nn.Module, given: Arguments, loss: Loss) -> tuple[dict[str,
     if not parameters:
         raise HooklineError(f"backward= needs parameters that require gradients, and {type(model).__name__} has none")
     args, kwargs = map_tensors(torch.clone, given, in_objects=True)
-    with left_as_found(model), buffers_as_found(model), torch.random.fork_rng(), torch.enable_grad():
-        torch.manual_seed(0)
-        with hooks:
-            result = loss(model(*args, **kwargs))
-            if not isinstance(result, Tensor) or result.numel() != 1 or not result.requires_grad:
-                raise HooklineError(
-                    "backward= takes a function from the output of a model to a loss, which is one number"
-                )
-            gradients: Sequence[Tensor | None] = torch.autograd.grad(
-                result, list(parameters.values()), allow_unused=True
+    with left_as_found(model), buffers_as_found(model), random_numbers(), torch.enable_grad(), hooks:
+        result = loss(model(*args, **kwargs))
+        if not isinstance(result, Tensor) or result.numel() != 1 or not result.requires_grad:
+            raise HooklineError(
+                "backward= takes a function from the output of a model to a loss, which is one number"
             )
+        gradients: Sequence[Tensor | None] = torch.autograd.grad(
+            result, list(parameters.values()), allow_unused=True
+        )
     named = zip(parameters, gradients, strict=True)
     return observer.found, {name: one for name, one in named if one is not None}
 
@@ -108,60 +117,68 @@ def _apart(ours: Any, theirs: Any) -> tuple[Apart | None, str]:
         return None, f"not compared: {error}"
 
 
-def _local(
-    modules: tuple[nn.Module, nn.Module],
-    inputs: Mapping[str, Any],
-    gradient: Any,
-    place: ComparedPlace,
-    rounding: Rounding,
-) -> Apart | None:
-    """Return how far the gradients that two modules give back are apart if both get those of a."""
+def _measure_local(place: ComparedPlace, calls: tuple[ModuleCall, ModuleCall], gradient: Any, runs: Runs) -> None:
+    """Compare the gradients that two modules give back if both get those of a, and a's inputs."""
+    of_a, of_b = calls
+    filled = Filled(of_a.inputs, of_b.inputs, runs.to_b)
     try:
-        ours, theirs = (_given_back(module, inputs, gradient) for module in modules)
+        ours = _given_back(of_a, of_a.inputs, gradient)
+        theirs = _given_back(of_b, filled.inputs, gradient)
     except Exception:  # Such a module can't run by itself, or not with a copy of its inputs.
         place.note = "can't run by itself"
-        return None
-    names = [name for name in ours if name in theirs]
-    lost = [name for name in names if (ours[name] is None) != (theirs[name] is None)]
-    if lost:
-        where, whose = ("b", "a") if theirs[lost[0]] is None else ("a", "b")
-        place.note, place.is_off = f"{where} gives no gradient to {lost[0]!r}, and {whose} does", True
-    found = []
-    more = _MORE * (1 + sum(1 for _ in modules[0].modules())) ** 0.5
-    for name in names:
-        one, two = ours[name], theirs[name]
-        if one is not None and two is not None and one.shape == two.shape and one.numel():
-            found.append(apart(one, two))
-            free = rounding.free(one)[0]
-            limit = Limit(more * free.largest, more * free.relative)
-            if not limit.covers(found[-1]):
-                place.is_off, place.rounding = True, limit
-                place.note = place.note or f"the gradient of {name!r}"
-                return found[-1]
-    return found[worst(found)] if found else None
+        return
+    named = [(ours.pop(mine), theirs.pop(name), name) for name, mine in filled.named if mine in ours and name in theirs]
+    named += [(ours[name], theirs[name], name) for name in ours if name in theirs]
+    more = _MORE * (1 + sum(1 for _ in of_a.module.modules())) ** 0.5
+    for one, two, name in named:
+        if one is None or two is None:
+            if one is not two:
+                where, whose = ("b", "a") if two is None else ("a", "b")
+                place.note, place.is_off = f"{where} gives no gradient to {name!r}, and {whose} does", True
+            continue
+        if one.shape != two.shape or not one.numel():
+            continue
+        found = difference(one, two)
+        limits = {
+            part: Limit(more * limit.largest, more * limit.relative)
+            for part, limit in runs.rounding.free(found.parts).items()
+        }
+        part = uncovered(found.parts, limits)
+        if place.local is None or found.whole.relative > place.local.relative or (part and not place.is_off):
+            place.local = found.whole
+        if part is not None and not place.is_off:
+            place.is_off, place.rounding, place.local = True, limits[part], found.parts[part].error
+            place.note = place.note or f"the gradient of {name!r}"
 
 
-def _given_back(module: nn.Module, inputs: Mapping[str, Any], gradient: Any) -> dict[str, Tensor | None]:
+def _given_back(call: ModuleCall, inputs: Mapping[str, Any], gradient: Any) -> dict[str, Tensor | None]:
     """Return the gradients of the inputs and parameters of a module if one comes to its output."""
     sources: dict[str, Tensor] = {}
-    given = {}
-    for name, value in inputs.items():
-        if isinstance(value, Tensor) and value.is_floating_point():
-            sources[name] = value = value.detach().clone().requires_grad_()
-        given[name] = value
-    module = copied(module)
+
+    def as_source(name: str, value: Tensor) -> Tensor:
+        copy = value.detach().clone()
+        if copy.is_floating_point():
+            sources[name] = copy.requires_grad_()
+        return copy
+
+    given = {
+        name: as_source(name, value)
+        if isinstance(value, Tensor)
+        else map_tensors(lambda one: one.detach().clone(), value, in_objects=True)
+        for name, value in inputs.items()
+    }
+    module = unwrap(call.module)
     sources |= {name: one for name, one in module.named_parameters() if one.requires_grad}
-    with torch.random.fork_rng(), torch.enable_grad():
-        torch.manual_seed(0)
-        output = run_alone(module, given, grad=True)
-    pairs = [
-        (one, came)
-        for one, came in zip(_tensors(output), _tensors(gradient), strict=False)
-        if one.requires_grad and one.shape == came.shape
-    ]
-    found = torch.autograd.grad(
-        [one for one, _ in pairs], list(sources.values()), [came.to(one) for one, came in pairs], allow_unused=True
-    )
+    with left_as_found(module), buffers_as_found(module):
+        output = run_alone(module, given, random=call.random, grad=True)
+        pairs = [
+            (one, came)
+            for one, came in zip(_tensors(output), _tensors(gradient), strict=False)
+            if one.requires_grad and one.shape == came.shape
+        ]
+        found = torch.autograd.grad(
+            [one for one, _ in pairs], list(sources.values()), [came.to(one) for one, came in pairs], allow_unused=True
+        )
     return dict(zip(sources, found, strict=True))
 
 
@@ -179,3 +196,18 @@ def _first(places: Mapping[str, ComparedPlace]) -> ComparedPlace | None:
         return any(paths[id(one)].startswith(start) and paths[id(one)] != paths[id(place)] for one in off)
 
     return next((place for place in off if not holds_another(place)), None)
+
+
+def _first_seen(places: Mapping[str, ComparedPlace], runs: Runs) -> ComparedPlace | None:
+    """Return the first parameter whose gradient is further off than rounding, if no module was found to make it so.
+
+    Some modules can't run by themselves.
+    """
+    more = _MORE * (1 + len(runs.matching.pairs)) ** 0.5
+    share = more * runs.rounding.share
+    for site, place in places.items():
+        if site.endswith(":grad") and place.seen is not None and not place.is_made_good and place.seen.relative > share:
+            place.is_off, place.rounding = True, Limit(math.inf, share)
+            place.note = "no module was found that makes it so: some can't run by themselves"
+            return place
+    return None

@@ -21,7 +21,8 @@ class Filled:
     def __init__(self, ours: Mapping[str, Any], theirs: Mapping[str, Any], convert: Convert | None) -> None:
         self.kept: list[str] = []  # The tensors of b that stay, since a has none that fits.
         self._convert = convert
-        self.inputs = {name: self._fill(name, ours[mine], theirs[name]) for name, mine in self._names(ours, theirs)}
+        self.named = self._names(ours, theirs)  # The names of arguments that correspond: in b, and in a.
+        self.inputs = {name: self._fill(name, ours[mine], theirs[name]) for name, mine in self.named}
         for name, given in theirs.items():
             if name not in self.inputs:
                 self.inputs[name] = given

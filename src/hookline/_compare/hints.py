@@ -6,9 +6,10 @@ that change and the same inputs, returns what a's module returns, up to rounding
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -16,12 +17,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hookline import Hooks, Site
-from hookline._compare.apart import OtherShape, apart, difference, largest_element, tensors_of
+from hookline._compare.apart import OtherShape, apart, difference, largest_element
 from hookline._compare.compared_attention import find_pattern, how_masks_differ, how_patterns_differ, result_with
+from hookline._compare.paired_values import Paired, tensors_of
+from hookline._compare.random_numbers import RandomState
+from hookline._compare.recording import ModuleCall
 from hookline._compare.relations import relation
 from hookline._compare.rounding import Limit, cast, copied, run_alone, run_in, uncovered
 from hookline._compare.weights import EQUAL, difference_of
-from hookline._kernel import is_container, leaves, short_form
+from hookline._kernel import is_container, leaves, map_tensors, short_form
+from hookline._scan.restore_modules import buffers_as_found, left_as_found
 from hookline._torch import AnyDropout
 from hookline.errors import NeverFired
 
@@ -36,6 +41,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu squared": lambda x: F.relu(x).square(),
     "identity": lambda x: x,
 }
+Results = dict[str, dict[str, Any]]  # The inputs and the output of each function, by site.
 _NUMBERS = (bool, int, float, str)
 _NEAR = 16  # The results of a function are the same if elements are so many units in the last place apart,
 _NEAR_SHARE = 4  # and if all of them are so many apart, as a share.
@@ -49,25 +55,61 @@ class Suspect:
     b: nn.Module
     inputs: Mapping[str, Any]  # What a's module got.
     given: Mapping[str, Any]  # The same, as b's module takes it.
-    ours: Any
-    theirs: Any
-    limits: Sequence[Limit]  # The largest errors that rounding may make, of each tensor of the output.
+    of_a: Any  # What a's module returned,
+    of_b: Any  # and what b's did.
+    limits: Mapping[str, Limit]  # The largest errors that rounding may make, of each part of the output.
     convert: Callable[[Any], tuple[Any, Any]]  # Returns a's output and an output of b in the same layout.
     owner: Callable[[Tensor], str] = lambda _: ""  # Returns the name of a's parameter that has these numbers.
-    values: dict[str, Any] = field(default_factory=dict)  # What passes inside a's module, by site.
+    random: RandomState | None = None  # The random numbers with which a's module began.
+
+    @cached_property
+    def changeable(self) -> nn.Module:
+        """A copy of b's module, which is changed, run and changed back."""
+        return copied(self.b)
+
+    @cached_property
+    def can_run_alone(self) -> bool:
+        """Whether b's module returns what it did if it runs by itself. If not, no change of it can be tested."""
+        return self.are_same(self.of_b, self.convert(self._run(self.changeable))[1])
+
+    @cached_property
+    def passing_in_a(self) -> dict[str, Any]:
+        """What passes inside a's module, by site."""
+        return passing_inside(self.a, self.inputs, self.random)
+
+    @cached_property
+    def passing_in_b(self) -> dict[str, Any]:
+        """What passes inside b's module on the same inputs."""
+        return passing_inside(self.b, self.given, self.random)
+
+    @cached_property
+    def results_in_a(self) -> Results:
+        """What the functions get and return that a's module calls itself."""
+        return _results(self.a, self.inputs, self.random)
+
+    @cached_property
+    def results_in_b(self) -> Results:
+        """What the functions get and return that b's module calls itself."""
+        return _results(self.b, self.given, self.random)
+
+    @property
+    def main_limit(self) -> Limit:
+        """The largest error of the first tensor of the output."""
+        return next(iter(self.limits.values()))
 
     def near(self, value: Any) -> Limit:
         """How far the results of one function may be apart."""
-        eps = [torch.finfo(one.dtype).eps for one in tensors_of((self.ours, self.theirs)) if one.is_floating_point()]
+        eps = [torch.finfo(one.dtype).eps for one in tensors_of((self.of_a, self.of_b)) if one.is_floating_point()]
         unit = max(eps, default=1e-7)
         return Limit(_NEAR * unit * largest_element(value), _NEAR_SHARE * unit)
 
     def are_same(self, value: Any, other: Any) -> bool:
         """Return True if two outputs are equal, up to rounding."""
         try:
-            return uncovered(difference(value, other).each, self.limits) is None
+            parts = difference(value, other).parts
         except OtherShape:
             return False
+        return uncovered({name: part for name, part in parts.items() if name in self.limits}, self.limits) is None
 
     def explains(self, output: Any) -> bool:
         """Return True if an output is what a's module returns, up to rounding."""
@@ -75,12 +117,16 @@ class Suspect:
 
     def explained_by(self, module: nn.Module) -> bool:
         """Return True if a changed copy of b's module returns what a's module does."""
-        dtypes = {one.dtype for one in module.parameters() if one.is_floating_point()}
-        given = cast(self.given, *dtypes) if len(dtypes) == 1 else self.given
         try:
-            return self.explains(run_alone(module, given))
+            return self.explains(self._run(module))
         except Exception:
             return False
+
+    def _run(self, module: nn.Module) -> Any:
+        dtypes = {one.dtype for one in module.parameters() if one.is_floating_point()}
+        given = cast(self.given, *dtypes) if len(dtypes) == 1 else map_tensors(torch.clone, self.given, in_objects=True)
+        with left_as_found(module), buffers_as_found(module):
+            return run_alone(module, given, random=self.random)
 
 
 @dataclass
@@ -93,9 +139,12 @@ class Hint:
 
 def hint_for(suspect: Suspect) -> Hint | None:
     """Return the first reason that holds when it is tested."""
+    can_run = False
     with suppress(Exception):
-        suspect.values = passing_inside(suspect.a, suspect.inputs)
+        can_run = suspect.can_run_alone
     for find in _REASONS:
+        if not can_run and find not in _WITHOUT_A_RUN:
+            continue
         with suppress(Exception):  # A test of a reason is a run that nobody asked for.
             found = find(suspect)
             if found is not None:
@@ -111,8 +160,8 @@ def _training(suspect: Suspect) -> str | None:
         if name == "b" and suspect.explained_by(copied(module).eval()):
             return "dropout is on in b, which is in train mode: call b.eval()"
         if name == "a":
-            output = run_alone(copied(module).eval(), suspect.inputs)
-            if suspect.are_same(output, suspect.convert(suspect.theirs)[1]):
+            output = run_alone(copied(module).eval(), map_tensors(torch.clone, suspect.inputs, in_objects=True))
+            if suspect.are_same(output, suspect.convert(suspect.of_b)[1]):
                 return "dropout is on in a, which is in train mode: call a.eval()"
     if suspect.a.training != suspect.b.training:
         changed = copied(suspect.b).train(suspect.a.training)
@@ -130,10 +179,10 @@ def _weights(suspect: Suspect) -> str | None:
     """Put weights of a into a copy of b's module."""
     ours = {**dict(suspect.a.named_parameters()), **dict(suspect.a.named_buffers())}
     theirs = {**dict(suspect.b.named_parameters()), **dict(suspect.b.named_buffers())}
-    pairs = {name: name for name in ours if name in theirs}
+    pairs = [name for name in ours if name in theirs]
     differing = {}
     for name in pairs:
-        kind, what = difference_of(ours[name].detach(), theirs[name].detach())
+        kind, what = difference_of(ours[name], theirs[name])
         if kind != EQUAL:
             differing[name] = what
     for names in [*([name] for name in differing), list(differing)]:
@@ -141,17 +190,26 @@ def _weights(suspect: Suspect) -> str | None:
             said = {name: _in_words(suspect, name, ours[name], theirs[name], differing[name]) for name in names[:4]}
             return "; ".join(f"{name}: {words}" for name, words in said.items())
     for name in pairs:  # Another class may hold the same weight transposed.
-        if ours[name].dim() == 2 and _explained_with(suspect, {name: ours[name].T}):
+        is_own = "." not in name and ours[name].dim() == 2
+        if is_own and _explained_with(suspect, {name: ours[name].T}):
             return f"{name}: transposed"
     return None
 
 
 def _explained_with(suspect: Suspect, weights: Mapping[str, Tensor]) -> bool:
     """Return True if b's module does what a's does with these weights, in its own dtype or in theirs."""
-    for dtype in dict.fromkeys((None, *(one.dtype for one in weights.values()))):
-        changed = copied(suspect.b, dtype)
-        if all([_put(changed, name, weight) for name, weight in weights.items()]) and suspect.explained_by(changed):
+    module = suspect.changeable
+    if any(weight.shape != _held(module, name).shape for name, weight in weights.items()):
+        return False
+    with _put(module, weights):
+        if suspect.explained_by(module):
             return True
+    own = {_held(module, name).dtype for name in weights}
+    for dtype in {one.dtype for one in weights.values()} - own:
+        changed = copied(suspect.b, dtype)
+        with _put(changed, weights):
+            if suspect.explained_by(changed):
+                return True
     return False
 
 
@@ -161,16 +219,38 @@ def _in_words(suspect: Suspect, name: str, ours: Tensor, theirs: Tensor, what: s
     return _base(name, ours, theirs) or (f"it is that of {other!r} in a" if other else what)
 
 
-@torch.no_grad()
-def _put(module: nn.Module, name: str, ours: Tensor) -> bool:
-    """Write a weight of a into a module of b. Return False if it does not fit."""
+def _held(module: nn.Module, name: str) -> Tensor:
     path, _, own = name.rpartition(".")
-    holder = module.get_submodule(path)
-    held = getattr(holder, own)
-    if ours.shape != held.shape:
-        return False
-    held.copy_(ours)
-    return True
+    held: Tensor = getattr(module.get_submodule(path), own)
+    return held
+
+
+@contextmanager
+def _put(module: nn.Module, weights: Mapping[str, Tensor]) -> Iterator[None]:
+    """Write weights of a into a module of b, for a while."""
+    held = {name: _held(module, name) for name in weights}
+    before = {name: one.detach().clone() for name, one in held.items()}
+    with torch.no_grad():
+        try:
+            for name, weight in weights.items():
+                held[name].copy_(weight)
+            yield
+        finally:
+            for name, one in before.items():
+                held[name].copy_(one)
+
+
+@contextmanager
+def _set(module: Any, settings: Mapping[str, Any]) -> Iterator[None]:
+    """Set attributes of a module, for a while."""
+    before = {name: getattr(module, name) for name in settings}
+    try:
+        for name, value in settings.items():
+            setattr(module, name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(module, name, value)
 
 
 def _base(name: str, ours: Tensor, theirs: Tensor) -> str:
@@ -182,11 +262,11 @@ def _base(name: str, ours: Tensor, theirs: Tensor) -> str:
 
 
 def _biases(suspect: Suspect) -> str | None:
-    ours, theirs = getattr(suspect.a, "bias", None), getattr(suspect.b, "bias", None)
-    outputs = tensors_of(suspect.theirs)
-    if isinstance(ours, Tensor) and theirs is None and outputs and suspect.explains(_with_bias(outputs[0], ours)):
+    mine, yours = getattr(suspect.a, "bias", None), getattr(suspect.b, "bias", None)
+    outputs = tensors_of(suspect.of_b)
+    if isinstance(mine, Tensor) and yours is None and outputs and suspect.explains(_with_bias(outputs[0], mine)):
         return "b has no bias"
-    if isinstance(theirs, Tensor) and ours is None and outputs and suspect.explains(_with_bias(outputs[0], -theirs)):
+    if isinstance(yours, Tensor) and mine is None and outputs and suspect.explains(_with_bias(outputs[0], -yours)):
         return "b has a bias, and a has none"
     return None
 
@@ -204,43 +284,43 @@ def _settings(suspect: Suspect) -> str | None:
     """Give a copy of b's module the numbers that a's module has as attributes."""
     for path, one in suspect.a.named_modules():
         try:
-            two = suspect.b.get_submodule(path)
+            two = suspect.changeable.get_submodule(path)
         except AttributeError:
             continue
-        for name, mine, other, yours in _differing_settings(one, two):
-            changed = copied(suspect.b)
-            setattr(changed.get_submodule(path), other, mine)
-            if suspect.explained_by(changed):
-                full = f"{path}.{name}" if path else name
-                return f"{full} is {mine!r} in a and {yours!r} in b"
         differing = list(_differing_settings(one, two))
-        changed = copied(suspect.b)
-        for _, mine, other, _ in differing:
-            setattr(changed.get_submodule(path), other, mine)
-        if len(differing) > 1 and suspect.explained_by(changed):
-            names = [
-                f"{name} is {mine!r} in a and {yours!r} in b" for name, mine, _, yours in differing if name[0] != "_"
-            ]
-            return "; ".join(names)
+        for name, mine, other, yours in differing:
+            with _set(two, {other: mine}):
+                if suspect.explained_by(suspect.changeable):
+                    full = f"{path}.{name}" if path else name
+                    return f"{full} is {mine!r} in a and {yours!r} in b"
+        if len(differing) > 1:
+            with _set(two, {other: mine for _, mine, other, _ in differing}):
+                if suspect.explained_by(suspect.changeable):
+                    return "; ".join(
+                        f"{name} is {mine!r} in a and {yours!r} in b"
+                        for name, mine, _, yours in differing
+                        if name[0] != "_"
+                    )
     return None
 
 
 def _config(suspect: Suspect) -> str | None:
     """Give a copy of b's module the numbers of a's config, if both have one."""
-    for name, mine, other, yours in _differing_settings(suspect.a, suspect.b, "config"):
-        changed = copied(suspect.b)
-        setattr(changed.config, other, mine)
-        if suspect.explained_by(changed):
-            return f"config.{name} is {mine!r} in a and {yours!r} in b"
+    for name, mine, other, yours in _differing_settings(suspect.a, suspect.changeable, "config"):
+        with _set(suspect.changeable.config, {other: mine}):
+            if suspect.explained_by(suspect.changeable):
+                return f"config.{name} is {mine!r} in a and {yours!r} in b"
     return None
 
 
 def _precision(suspect: Suspect) -> str | None:
     """Find out whether a's module in another dtype returns what b's does."""
+    own = {one.dtype for one in suspect.a.parameters()}
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
-        output = run_in(suspect.a, suspect.inputs, dtype)
-        if output is not None and suspect.are_same(suspect.theirs, output):
-            return f"b computes in {str(dtype)[6:]}, and a does not"
+        if own != {dtype}:
+            output = run_in(ModuleCall(0, suspect.a, suspect.inputs, random=suspect.random), dtype)
+            if output is not None and suspect.are_same(output, suspect.convert(suspect.of_b)[1]):
+                return f"b computes in {str(dtype)[6:]}, and a does not"
     return None
 
 
@@ -251,7 +331,7 @@ def _tensor_cores(suspect: Suspect) -> str | None:
         return None
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     try:
-        explains = suspect.explained_by(copied(suspect.b))
+        explains = suspect.explained_by(suspect.changeable)
     finally:
         torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = on
     names = [
@@ -280,24 +360,19 @@ def _numbers(attributes: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _output(suspect: Suspect) -> str | None:
-    """Look for a simple relation between the outputs."""
-    ours, theirs = (tensors_of(one) for one in suspect.convert(suspect.theirs))
-    if not ours or not theirs:
+    """Look for a simple relation between the outputs, in the part that is off."""
+    paired = Paired(*suspect.convert(suspect.of_b)).pairs
+    off = [place for place, pair in paired.items() if not torch.equal(pair.a, pair.b.to(pair.a))]
+    if len(off) != 1 or off[0] not in suspect.limits:
         return None
     norm = [getattr(suspect.a, name, None) for name in ("weight", "bias")]
-    theirs_only = _only_inside(suspect)
-    others = {"the input": suspect.inputs, **suspect.values, **theirs_only}
-    text = relation(ours[0], theirs[0], others, [one for one in norm if isinstance(one, Tensor)], suspect.limits[0])
-    return f"a's output is {text}" if text else None
-
-
-def _only_inside(suspect: Suspect) -> dict[str, Any]:
-    """Return what passes inside b's module where a's has no such place."""
-    try:
-        inside = passing_inside(suspect.b, suspect.given)
-    except Exception:
-        return {}
-    return {site: value for site, value in inside.items() if site not in suspect.values}
+    others: dict[str, Any] = {"the input": suspect.inputs}
+    with suppress(Exception):
+        others |= suspect.passing_in_a
+        others |= {site: one for site, one in suspect.passing_in_b.items() if site not in suspect.passing_in_a}
+    vectors = [one for one in norm if isinstance(one, Tensor)]
+    text = relation(*paired[off[0]], others, vectors, suspect.limits[off[0]])
+    return f"a's output{off[0]} is {text}" if text else None
 
 
 def _between(suspect: Suspect, must_know: bool = True) -> Hint | None:
@@ -305,9 +380,9 @@ def _between(suspect: Suspect, must_know: bool = True) -> Hint | None:
 
     Tested by giving it what it gets in a.
     """
-    theirs = passing_inside(suspect.b, suspect.given)
+    theirs = suspect.passing_in_b
     before: dict[str, Any] = {"the input": suspect.inputs}
-    for site, mine in suspect.values.items():
+    for site, mine in suspect.passing_in_a.items():
         if site not in theirs:
             before[site] = mine
             continue
@@ -323,9 +398,9 @@ def _between(suspect: Suspect, must_know: bool = True) -> Hint | None:
         if not site.endswith(":inputs") or not _explained_before(suspect, site, mine, pair, theirs):
             return None
         name = site.removesuffix(":inputs")
-        text = _passed_on(pair[0], suspect.values, theirs, "b does not have")
+        text = _passed_on(pair[0], suspect.passing_in_a, theirs, "b does not have")
         text = text or relation(*pair, before, (), suspect.near(pair[0]))
-        extra = _passed_on(pair[1], theirs, suspect.values, "a does not have")
+        extra = _passed_on(pair[1], theirs, suspect.passing_in_a, "a does not have")
         if extra and not text:
             return Hint(f"what {name!r} gets in b is {extra}", site)
         if must_know and not text:
@@ -357,7 +432,7 @@ def _explained_before(
         whole, tensors = isinstance(value, Tensor), tensors_of(value)[:1]
         if not source.endswith(":inputs") and tensors and torch.equal(tensors[0], pair[1]):
             return _explained_at(suspect, source if whole else f"{source}[0]", pair[0])
-    for function, result in _results(suspect.b, suspect.given).items():
+    for function, result in suspect.results_in_b.items():
         if isinstance(result.get("output"), Tensor) and torch.equal(result["output"], pair[1]):
             return _explained_at(suspect, function, pair[0])
     return False
@@ -367,7 +442,7 @@ def _reaching(suspect: Suspect) -> Hint | None:
     return _between(suspect, must_know=False)
 
 
-def passing_inside(module: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Any]:
+def passing_inside(module: nn.Module, inputs: Mapping[str, Any], random: RandomState | None = None) -> dict[str, Any]:
     """Return what the modules directly inside another get and return in their first calls, in order."""
     module = copied(module)
     hooks = short_form(module)
@@ -382,7 +457,7 @@ def passing_inside(module: nn.Module, inputs: Mapping[str, Any]) -> dict[str, An
         return {}
     kept = hooks.capture([Site(name, port=port) for name in names for port in ("inputs", "output")], keep="all")
     with suppress(NeverFired):
-        _run_under(hooks, module, inputs)
+        _run_under(hooks, module, inputs, random)
     return {site: kept.calls(site)[0] for site in kept}
 
 
@@ -391,8 +466,8 @@ def _activation(suspect: Suspect) -> str | None:
     if any(True for _ in suspect.a.parameters()):
         return None
     inputs = tensors_of(suspect.inputs)
-    ours, theirs = (tensors_of(one) for one in suspect.convert(suspect.theirs))
-    names = [_name_of_activation(inputs[0], output[0], suspect.limits[0]) for output in (ours, theirs)]
+    outputs = [tensors_of(one) for one in suspect.convert(suspect.of_b)]
+    names = [_name_of_activation(inputs[0], output[0], suspect.main_limit) for output in outputs]
     return f"a computes {names[0]}, and b {names[1]}" if all(names) and names[0] != names[1] else None
 
 
@@ -408,8 +483,8 @@ def _attention(suspect: Suspect) -> Hint | None:
 
     Tested by putting a's pattern into b's module.
     """
-    theirs = _results(suspect.b, suspect.given)
-    found = [find_pattern(one) for one in (_results(suspect.a, suspect.inputs), theirs)]
+    theirs = suspect.results_in_b
+    found = [find_pattern(one) for one in (suspect.results_in_a, theirs)]
     if found[0] is None or found[1] is None:
         return None
     (_, mine), (site, yours) = found[0], found[1]
@@ -424,8 +499,7 @@ def _functions(suspect: Suspect) -> Hint | None:
 
     Tested by putting a's result into b's module.
     """
-    ours = _results(suspect.a, suspect.inputs)
-    theirs = _results(suspect.b, suspect.given)
+    ours, theirs = suspect.results_in_a, suspect.results_in_b
     for name, mine in ours.items():
         if name not in theirs:
             return None
@@ -441,12 +515,12 @@ def _functions(suspect: Suspect) -> Hint | None:
     return None
 
 
-def _results(module: nn.Module, inputs: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def _results(module: nn.Module, inputs: Mapping[str, Any], random: RandomState | None) -> Results:
     """Return what the functions that a module's own forward calls get and return, in order."""
     module = copied(module)
     hooks = short_form(module)
     kept = hooks.capture("/*", "/*:inputs", keep="all")
-    _run_under(hooks, module, inputs)
+    _run_under(hooks, module, inputs, random)
     found: dict[str, dict[str, Any]] = {}
     for site in kept:
         place = Site.parse(str(site))
@@ -458,12 +532,12 @@ def _explained_at(suspect: Suspect, name: str, value: Any) -> bool:
     module = copied(suspect.b)
     hooks = short_form(module)
     hooks.patch({name: value})
-    return suspect.explains(_run_under(hooks, module, suspect.given))
+    return suspect.explains(_run_under(hooks, module, suspect.given, suspect.random))
 
 
-def _run_under(hooks: Hooks, module: nn.Module, inputs: Mapping[str, Any]) -> Any:
+def _run_under(hooks: Hooks, module: nn.Module, inputs: Mapping[str, Any], random: RandomState | None) -> Any:
     with hooks:
-        return run_alone(module, inputs, rests=False)
+        return run_alone(module, map_tensors(torch.clone, inputs, in_objects=True), random=random, rests=False)
 
 
 def _words(name: str, ours: Mapping[str, Any], theirs: Mapping[str, Any], limit: Limit) -> str:
@@ -504,3 +578,4 @@ _REASONS: tuple[Callable[[Suspect], str | Hint | None], ...] = (
     _functions,
     _reaching,
 )
+_WITHOUT_A_RUN = (_biases, _precision, _activation, _output)  # These do not run b's module.

@@ -1,69 +1,152 @@
-"""Which differences count: those that rounding does not explain, and that the module around does not make good."""
+"""Which errors are more than rounding, which of them are made good, and which comes first."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+from torch import Tensor
+
 from hookline._compare.apart import Apart
+from hookline._compare.recording import Recording
 from hookline._compare.report import ComparedPlace
-from hookline._compare.rounding import uncovered
+from hookline._compare.rounding import Limit, uncovered
 from hookline._compare.runs import Runs
+from hookline._kernel import address, leaves
 
 Places = Mapping[str, ComparedPlace]
-_CANCELLED = 0.1  # A place whose own run is so much nearer to a than on a's inputs makes good what came before it.
+_RESTORED = 0.1  # A place makes good what came before if b's own run is so much nearer to a there than on a's inputs.
+_WORSE = 2  # An error has become larger if it is so many times as large.
+_NEAR = 32  # An error that is so many times as large as its limit may still be rounding.
 
 
 def judge(places: Places, runs: Runs) -> None:
     """Decide which errors are more than rounding.
 
-    What rounding explains is measured by running the module once more. It is not where that changes nothing: around
-    a module that is off.
+    What rounding explains is measured by running the module once more. Around a module that is off, this is only done
+    if the error is small, since it would change nothing otherwise.
     """
     around_off: set[str] = set()
     for path in sorted(places, key=_depth, reverse=True):
         place = places[path]
-        if place.local is None:
-            continue
-        limits = runs.free_limits(place)
-        if uncovered(place.errors, limits) is not None and path not in around_off:
-            call = runs.ours.calls[path][place.call]
-            limits = runs.rounding.measured(call.module, call.inputs, call.output)
-        worst = uncovered(place.errors, limits)
-        place.rounding = limits[worst or 0]
-        if worst is not None:
-            place.is_off, place.local, place.limits = True, place.errors[worst], limits
+        place.is_off = bool(place.odd)
+        if place.local is not None and not _is_explained(place, runs, is_around_off=path in around_off):
+            place.is_off = True
+        if place.is_off:
             around_off |= {"", *(path[:end] for end, letter in enumerate(path) if letter == ".")}
         else:
             place.local_values = None
 
 
-def clear_what_is_made_good(places: Places, runs: Runs) -> None:
-    """Count no difference that the module around it makes good, as where a norm is folded into the next weight.
+def _is_explained(place: ComparedPlace, runs: Runs, is_around_off: bool) -> bool:
+    """Return True if the error of a place is rounding, and note how large that may be."""
+    limits = runs.free_limits(place)
+    if uncovered(place.parts, limits) is not None and not (is_around_off and _is_large(place, limits)):
+        limits = runs.rounding.measured(runs.of_a.calls[place.site][place.call], place.parts)
+    part = uncovered(place.parts, limits)
+    place.part = next(iter(limits)) if part is None else part
+    place.rounding, place.limits = limits[place.part], limits
+    if part is not None:
+        place.local = place.parts[part].error
+    return part is None
 
-    Tested: with a's value in this place, the module around returns something else than in a. Or the place itself
-    makes good what came before it: in its own run, b returns there what a does.
+
+def _is_large(place: ComparedPlace, limits: Mapping[str, Limit]) -> bool:
+    return any(
+        part.error.largest > _NEAR * limits[name].largest or part.error.relative > _NEAR * limits[name].relative
+        for name, part in place.parts.items()
+    )
+
+
+def clear_what_is_made_good(places: Places, runs: Runs) -> None:
+    """Clear the places whose error is made good inside the module around them, as where a norm is folded into a weight.
+
+    - A place restores a's values if in its own run b returns there what a does, though it is off on a's inputs. It and
+      the places that its inputs come from are cleared.
+    - Of all others, a's value is put there: if the error of the module around becomes larger, the place is cleared.
     """
-    cleared: set[str] = set()
+    around = {path: _around(path, places) for path, place in places.items() if place.is_off and path}
+    cleared = {path for path, outer in around.items() if outer is not None and _restores(places[path])}
+    sources = _Sources(places, runs.of_b) if cleared else None
+    for path in list(cleared):
+        assert sources is not None
+        cleared |= {one for one in sources.off_before(path) if around.get(one) == around[path]}
     waiting: dict[str, list[str]] = {}
-    off = sorted((path for path, place in places.items() if place.is_off and path), key=_depth)
-    for path in off:
-        place, around = places[path], _around(path, places)
-        if around is None or places[around].is_off:
-            continue
-        if _share(place.seen) <= max(place.rounding.relative, _CANCELLED * _share(place.local)):
-            cleared.add(path)
-        else:
-            waiting.setdefault(around, []).append(path)
+    for path, outer in around.items():
+        if outer is not None and path not in cleared:
+            waiting.setdefault(outer, []).append(path)
+    levels = ({"": runs.matching.pairs.get("", "")}, *runs.levels())
+    for pairs in levels:
+        while tested := {outer: [waiting[outer].pop()] for outer in pairs if waiting.get(outer)}:
+            for outer, (error, _) in runs.measure_with_outputs(tested, pairs).items():
+                limit = max(places[outer].rounding.relative, _WORSE * _share(places[outer].local))
+                cleared |= set(tested[outer]) if error.relative > limit else set()
+    for path in _really_cleared(cleared, around, places, runs):
+        places[path].clear(repr(around[path]) if around[path] else "the model")
+    for path, outer in sorted(around.items(), key=lambda one: _depth(one[0])):
+        if outer is not None and places[outer].is_made_good and places[path].is_off:
+            places[path].clear(repr(outer))
+
+
+def _really_cleared(cleared: set[str], around: Mapping[str, str | None], places: Places, runs: Runs) -> set[str]:
+    """Return the cleared places without those of a module that is off when all of them return a's values."""
+    found = set()
     for pairs in ({"": runs.matching.pairs.get("", "")}, *runs.levels()):
-        while tested := {around: waiting[around].pop() for around in pairs if waiting.get(around)}:
-            for around, error in runs.measure_with_outputs(tested, pairs).items():
-                limit = max(places[around].rounding.relative, 2 * _share(places[around].local))
-                cleared |= {tested[around]} if error.relative > limit else set()
-    for path in off:
-        around = _around(path, places)
-        if around is not None and (path in cleared or around in cleared):
-            cleared.add(path)
-            places[path].clear(repr(around) if around else "the model")
+        tested = {outer: [path for path in cleared if around[path] == outer] for outer in pairs}
+        tested = {outer: paths for outer, paths in tested.items() if paths}
+        measured = runs.measure_with_outputs(tested, pairs) if tested else {}
+        for outer, (_, parts) in measured.items():
+            if places[outer].is_off or uncovered(parts, places[outer].limits) is None:
+                found |= set(tested[outer])
+    return found
+
+
+def _restores(place: ComparedPlace) -> bool:
+    """Return True if b returns what a does in its own run, and something else on a's inputs."""
+    if place.seen is None or place.local is None:
+        return False
+    if place.seen is None or place.local is None:
+        return False
+    return place.seen.relative <= max(place.rounding.relative, _RESTORED * place.local.relative)
+
+
+class _Sources:
+    """Which places the inputs of others come from, in b's run: the input is the memory that a module returned."""
+
+    def __init__(self, places: Places, of_b: Recording) -> None:
+        self._places = places
+        self._calls = {path: of_b.calls[place.other][0] for path, place in places.items()}
+        self._returned: dict[tuple[int, int], list[str]] = {}
+        for path in sorted(places, key=lambda one: self._calls[one].start):
+            for tensor in leaves(self._calls[path].output):
+                self._returned.setdefault(_memory(tensor), []).append(path)
+
+    def off_before(self, path: str) -> set[str]:
+        """Return the places that are off from which the inputs of another come, also through some that are right."""
+        found: set[str] = set()
+        waiting, known = [path], set()
+        while waiting:
+            one = waiting.pop()
+            known.add(one)
+            sources = {self._source(tensor, one) for tensor in leaves(self._calls[one].inputs)}
+            for source in sources - known - {""}:
+                if self._places[source].is_off:
+                    found.add(source)
+                elif not self._places[source].is_seen_equal:
+                    waiting.append(source)
+        return found
+
+    def _source(self, tensor: Tensor, path: str) -> str:
+        """Return the last place that returned a tensor before a module got it; "" if none did."""
+        before = [
+            one
+            for one in self._returned.get(_memory(tensor), ())
+            if self._calls[one].start < self._calls[path].start and not _is_inside(path, one)
+        ]
+        return before[-1] if before else ""
+
+
+def _memory(tensor: Tensor) -> tuple[int, int]:
+    return address(tensor), tensor.numel()
 
 
 def _around(path: str, places: Places) -> str | None:
@@ -75,7 +158,7 @@ def _around(path: str, places: Places) -> str | None:
 
 def first_off(places: Places, runs: Runs) -> ComparedPlace | None:
     """Return the first place that is off in the order of a's run, and the innermost one inside it."""
-    starts = runs.ours.starts()
+    starts = runs.of_a.starts()
     off = sorted((path for path, place in places.items() if place.is_off), key=lambda path: starts[path])
     around, found = None, None
     while True:

@@ -16,7 +16,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from hookline._compare.apart import sums, tensors_of
+from hookline._compare.apart import sums
+from hookline._compare.paired_values import tensors_of
 from hookline._compare.recording import ModuleCall, Recording
 from hookline._tables import Table, Tabular, count
 from hookline.errors import HooklineError, did_you_mean
@@ -79,13 +80,6 @@ def match_modules(a: Recording, b: Recording, match: Mapping[str, str | None] | 
     found.only_b = [path for path in theirs if path not in taken]
     found.pairs = {path: found.pairs[path] for path in ours if path in found.pairs}
     return found
-
-
-def match_names(ours: Iterable[str], theirs: Iterable[str], match: Mapping[str, str | None] | None) -> dict[str, str]:
-    """Return which names stand for which, where nothing ran: those that are equal, or that patterns make equal."""
-    known = set(theirs)
-    others = {name: renamed(name, match) if match else name for name in ours}
-    return {name: other for name, other in others.items() if other is not None and other in known}
 
 
 def _match_given(found: Matching, ours: Sequence[str], theirs: Sequence[str], match: Mapping[str, str | None]) -> None:

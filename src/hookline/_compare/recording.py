@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from hookline import Hooks, Site
+from hookline._compare.random_numbers import RandomState, random_state
 from hookline._kernel import (
     Arguments,
     Call,
@@ -37,6 +38,7 @@ class ModuleCall:
     inputs: Mapping[str, Any]
     output: Any = None
     is_over: bool = False
+    random: RandomState | None = None  # The random numbers at its beginning, if it is in train mode.
 
 
 class Recording:
@@ -50,8 +52,10 @@ class Recording:
 
     def began(self, call: Call, inputs: Any) -> None:
         """Note the inputs of a call that begins."""
-        kept = share(inputs) if self._with_inputs else {}
-        self.calls.setdefault(call.site.path, []).append(ModuleCall(next(self._order), call.module, kept))
+        one = ModuleCall(next(self._order), call.module, share(inputs) if self._with_inputs else {})
+        if self._with_inputs and call.module.training:
+            one.random = random_state()
+        self.calls.setdefault(call.site.path, []).append(one)
 
     def ended(self, call: Call, output: Any) -> None:
         """Note the output of a call."""

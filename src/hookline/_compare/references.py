@@ -14,8 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from hookline import Cache, Site, Store
-from hookline._compare.apart import Convert, OtherShape, difference, in_one_layout, tensors_of, where_apart
+from hookline._compare.apart import Convert, OtherShape, difference, in_one_layout, where_apart
 from hookline._compare.matching import GIVEN, NAME, Matching, refuse_unused, renamed
+from hookline._compare.paired_values import tensors_of
+from hookline._compare.random_numbers import random_numbers
 from hookline._compare.report import ComparedPlace, Comparison
 from hookline._compare.rounding import Rounding, copied, dtype_of_model, uncovered
 from hookline._kernel import describe, find_places, map_tensors, short_form
@@ -77,27 +79,31 @@ def compare_with_reference(
     for name, other in sorted(matching.pairs.items(), key=lambda pair: _order(pair[1], seen)):
         place = places[name] = ComparedPlace(name, other, "")
         if other not in seen:
-            place.note = "never returned"
+            place.odd = [f"b never calls {other!r}"]
+            place.is_off = True
             continue
-        ours, theirs = in_one_layout(_value(values, name, seen[other]), seen[other], None, to_a)
+        saved_value, value = in_one_layout(_value(values, name, seen[other]), seen[other], None, to_a)
         try:
-            place.seen, place.errors = difference(ours, theirs)
+            place.seen, place.parts, place.odd, _ = difference(saved_value, value)
         except OtherShape as error:
-            place.note = f"not compared: {error}"
+            place.odd = [str(error)]
+        place.is_off = bool(place.odd)
+        if place.seen is None:
             continue
-        exact = in_one_layout(ours, again.get(other, theirs), None, to_a)[1]
-        limits = rounding.with_explained(ours, difference(theirs, exact).each, sum(1 for _ in b.modules()))
-        worst = uncovered(place.errors, limits)
-        place.rounding = limits[worst or 0]
-        if worst is not None:
-            place.is_off, place.seen = True, place.errors[worst]
-        place.seen_values = ours, theirs
-        place.worst = where_apart(ours, theirs)
+        exact = in_one_layout(saved_value, again.get(other, value), None, to_a)[1]
+        limits = rounding.with_explained(place.parts, difference(value, exact).parts, sum(1 for _ in b.modules()))
+        part = uncovered(place.parts, limits)
+        place.part = next(iter(limits)) if part is None else part
+        place.rounding, place.limits = limits[place.part], limits
+        if part is not None:
+            place.is_off, place.seen = True, place.parts[part].error
+        place.seen_values = saved_value, value
+        place.worst = where_apart(saved_value, value, place.part)
     if not any(place.seen for place in places.values()):
         names = ", ".join(map(repr, list(values)[:3]))
         raise HooklineError(f"nothing in a could be compared: it has {names}; name places of b with match=")
     first = next((place for place in places.values() if place.is_off), None)
-    return Comparison(places, [], matching, first, [_ONLY_SEEN])
+    return Comparison(places, [], matching, first, [_ONLY_SEEN], tolerance=tolerance)
 
 
 def _matching(values: Mapping[str, Any], b: nn.Module, match: Mapping[str, str | None] | None) -> Matching:
@@ -133,8 +139,7 @@ def _values_of(b: nn.Module, run: Any, sites: list[str], dtype: torch.dtype | No
     kept = hooks.capture([Site.parse(site) for site in sites])
     args, kwargs = map_tensors(cast, call_arguments_of(run), in_objects=True)
     try:
-        with left_as_found(b), buffers_as_found(b), torch.random.fork_rng(), torch.no_grad():
-            torch.manual_seed(0)
+        with left_as_found(b), buffers_as_found(b), random_numbers(), torch.no_grad():
             try:
                 with hooks:
                     b(*args, **kwargs)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hookline._compare.apart import tensors_of
+from hookline._compare.paired_values import tensors_of
 from hookline._compare.rounding import Limit
 from hookline._compare.weights import order_of_rows
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from hookline import Site
-from hookline._compare.apart import Apart
+from hookline._compare.apart import Apart, Part
 from hookline._compare.matching import Matching
 from hookline._compare.rounding import NO_ERROR, Limit
 from hookline._compare.weights import ROUNDED, Weight
@@ -50,16 +50,24 @@ class ComparedPlace:
     hint: str = ""
     function: str = ""  # The site inside b's module at which the error begins, if it was found.
     worst: str = ""  # The element that differs most, and what it is in both.
-    errors: tuple[Apart, ...] = field(default=(), repr=False)  # `local` for each tensor of the output.
-    limits: Sequence[Limit] = field(default=(), repr=False)  # `rounding` for each.
+    part: str = ""  # The part of the output that is off most, as in "[0]".
+    parts: Mapping[str, Part] = field(default_factory=dict, repr=False)  # The error of each part.
+    limits: Mapping[str, Limit] = field(default_factory=dict, repr=False)  # `rounding` for each.
+    odd: Sequence[str] = ()  # What the model returns that has no counterpart, in words,
+    besides: Sequence[str] = ()  # and what of that is not counted, such as all hidden states.
     seen_values: Pair | None = field(default=None, repr=False)  # The outputs of a and b, each in its own run.
     local_values: Pair | None = field(default=None, repr=False)  # Those of both on a's inputs, if they are off.
 
     def __str__(self) -> str:
         return self.site or "the model"
 
+    @property
+    def is_seen_equal(self) -> bool:
+        """Whether the two models return the same here, each in its own run, up to rounding."""
+        return self.seen is not None and self.seen.relative <= self.rounding.relative
+
     def clear(self, around: str) -> None:
-        """Count the difference no more, since the module around makes it good."""
+        """Do not count the difference, since the module around makes it good."""
         self.is_off, self.is_made_good, self.local_values = False, True, None
         self.note = f"made good in {around}"
 
@@ -79,11 +87,13 @@ class Comparison(Tabular, Mapping[str, ComparedPlace]):
         first: ComparedPlace | None,
         notes: Sequence[str] = (),
         gradients: Comparison | None = None,
+        tolerance: float | None = None,
     ) -> None:
         self._places = dict(places)
         self.weights = list(weights)
         self.matching = matching
         self.gradients = gradients
+        self._what_is_allowed = "up to rounding" if tolerance is None else f"up to tolerance={tolerance:g}"
         self.first: ComparedPlace | None = first if first is not None or gradients is None else gradients.first
         self.notes = (*notes, *(matching.left_over() if matching is not None else ()))
 
@@ -107,11 +117,24 @@ class Comparison(Tabular, Mapping[str, ComparedPlace]):
             one = wrong[0] if wrong else None
             return f"{one.name or one.other}: {one.what}" if one else "ok: the weights are equal"
         compared = sum(place.seen is not None and not place.is_made_good for place in self._places.values())
-        also = f"; {count(len(wrong), 'weight')} that differ have no effect here" if wrong else ""
+        same = f"ok: at {count(compared, 'place')} the models do the same, {self._what_is_allowed}"
+        return "; ".join((same, *self._also(wrong)))
+
+    def _also(self, wrong: Sequence[Weight]) -> Iterator[str]:
+        """Say what else is to know if all is ok."""
         changed = sum(place.is_made_good for place in self._places.values())
-        also += f"; what differs at {changed} more is made good by the modules around" if changed else ""
-        also += "; so do the gradients" if self.gradients is not None else ""
-        return f"ok: at {count(compared, 'place')} the models do the same, up to rounding{also}"
+        if changed:
+            yield f"what differs at {changed} more is made good by the modules around"
+        if wrong:
+            yield f"{count(len(wrong), 'weight')} {'is' if len(wrong) == 1 else 'are'} not equal: see report.weights"
+        if self.gradients is not None:
+            yield "so do the gradients"
+        missing = [place for place in self._places.values() if place.seen is None]
+        if missing:
+            yield f"at {count(len(missing), 'place')} nothing could be compared, as at {str(missing[0])!r}"
+        if "" in self._places:
+            yield from self._places[""].besides[:2]
+        yield from self._remarks()
 
     def _of_first(self, first: ComparedPlace) -> str:
         where = f"'{first.site}'" if first.site else "the model itself"
@@ -119,13 +142,21 @@ class Comparison(Tabular, Mapping[str, ComparedPlace]):
             where += f" ('{first.other}' in b)"
         what = "does something else on the same inputs"
         if self.gradients is not None and first is self.gradients.first:
-            where, what = f"the backward at {where.replace(':grad_output', '')}", "gives other gradients"
+            module = first.site.removesuffix(":grad_output")
+            at = "the gradient of" if first.kind == "parameter" else "the backward of"
+            where = f"{at} {module.removesuffix(':grad')!r}" if module else "the backward of the model itself"
+            what = "differs" if first.kind == "parameter" else "gives other gradients"
+        elif first.odd:
+            what = "returns something else: " + "; ".join(first.odd[:3])
+        elif first.local is not None and first.local.is_none:
+            what = first.note
         elif first.local is None:
             what = "is the first place with another value"
         error = first.local if first.local is not None else first.seen
-        size = f": {_short(error, first.rounding)}" if error is not None else ""
-        parts = [f"{where} {what}{size}", first.worst, first.note, f"Hint: {first.hint}" if first.hint else ""]
-        return "; ".join(filter(None, parts[:3])) + (f". {parts[3]}" if parts[3] else "")
+        size = f": {_short(error, first)}" if error is not None and not first.odd and not error.is_none else ""
+        note = "" if first.odd or what == first.note else first.note
+        told = "; ".join(filter(None, (f"{where} {what}{size}", first.worst, note)))
+        return f"{told}. Hint: {first.hint}" if first.hint else told
 
     def errors(self, kind: str | None = None) -> dict[str, Any]:
         """Return the relative error of each place: "seen" or "local"; by default both, for `hl.explore(measured=)`."""
@@ -159,7 +190,8 @@ class Comparison(Tabular, Mapping[str, ComparedPlace]):
             raise HooklineError("to_frame() needs pandas: pip install pandas") from None
         rows = []
         for place in self._places.values():
-            row: dict[str, Any] = {"site": place.site, "other": place.other, "kind": place.kind, "off": place.is_off}
+            row: dict[str, Any] = {"site": place.site, "other": place.other, "kind": place.kind}
+            row |= {"off": place.is_off, "made_good": place.is_made_good, "note": place.note}
             for name, error in (("seen", place.seen), ("local", place.local)):
                 row |= {f"{name}_{key}": value for key, value in (error._asdict() if error else {}).items()}
             row |= {f"rounding_{key}": value for key, value in place.rounding._asdict().items()}
@@ -230,10 +262,13 @@ def _local(place: ComparedPlace) -> str:
     return _relative(place.local) if place.local is None or place.is_off else "ok"
 
 
-def _short(error: Apart, rounding: Limit) -> str:
-    if math.isinf(rounding.relative):
-        return f"the largest difference is {error.largest:.3g}, where tolerance= allows {rounding.largest:.2g}"
+def _short(error: Apart, place: ComparedPlace) -> str:
+    """Say how large an error is, and what would be allowed."""
+    in_part = f" in output{place.part}" if place.part else ""
+    if math.isinf(place.rounding.relative):
+        allowed = f"and tolerance= allows {place.rounding.largest:.2g}"
+        return f"the largest difference{in_part} is {error.largest:.3g}, {allowed}"
     return (
-        f"the difference is {error.relative:.2g} of the whole and {error.largest:.3g} at most, "
-        f"where rounding explains {rounding.relative:.2g} and {rounding.largest:.2g}"
+        f"the difference{in_part} is {error.relative:.2g} of the whole and {error.largest:.3g} at most, "
+        f"and rounding explains {place.rounding.relative:.2g} and {place.rounding.largest:.2g}"
     )

@@ -6,15 +6,16 @@ import copy
 import inspect
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import nullcontext, suppress
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from hookline._compare.apart import Apart, OtherShape, difference, largest_element, tensors_of
-from hookline._compare.recording import Recording
+from hookline._compare.apart import Apart, OtherShape, Part, difference
+from hookline._compare.random_numbers import RandomState, random_numbers
+from hookline._compare.recording import ModuleCall, Recording
 from hookline._kernel import leaves, map_tensors, resting, unwrap
 
 _MARGIN = 4  # Two ways to compute the same may round this many times as far as one and its version in another dtype.
@@ -38,10 +39,10 @@ class Limit(NamedTuple):
 NO_ERROR = Limit()
 
 
-def uncovered(errors: Sequence[Apart], limits: Sequence[Limit]) -> int | None:
-    """Return which of the tensors of a value has the largest error that is not explained; None if all are."""
-    off = [place for place, (error, limit) in enumerate(zip(errors, limits, strict=False)) if not limit.covers(error)]
-    return max(off, key=lambda place: errors[place].relative, default=None)
+def uncovered(parts: Mapping[str, Part], limits: Mapping[str, Limit]) -> str | None:
+    """Return the part of a value that has the largest error which is not explained; None if all are."""
+    off = [name for name, part in parts.items() if not limits.get(name, NO_ERROR).covers(part.error)]
+    return max(off, key=lambda name: parts[name].error.relative, default=None)
 
 
 def dtype_of_model(model: nn.Module) -> torch.dtype:
@@ -88,42 +89,55 @@ class Rounding:
         self.for_b = of_a if of_a != of_b else torch.float64  # The same for a module of b.
         self.tolerance = tolerance
 
-    def free(self, output: Any, modules: int = 1) -> list[Limit]:
-        """Return the errors of the tensors of an output that need no explanation, if so many modules computed it."""
-        sizes = [largest_element(tensor) for tensor in tensors_of(output)]
+    @property
+    def share(self) -> float:
+        """The error of a small module that needs no explanation, as a share of the whole."""
+        return _FREE_SHARE * self.eps
+
+    def free(self, parts: Mapping[str, Part], modules: int = 1) -> dict[str, Limit]:
+        """Return the errors of the parts of an output that need no explanation, if so many modules computed it."""
         if self.tolerance is not None:
-            return [Limit(self.tolerance * size, math.inf) for size in sizes]
-        share = _FREE_SHARE * self.eps * max(1.0, modules / _FEW) ** 0.5
-        return [Limit(_FREE * self.eps * size, share) for size in sizes]
+            return {name: Limit(self.tolerance * part.largest_of_all, math.inf) for name, part in parts.items()}
+        share = self.share * max(1.0, modules / _FEW) ** 0.5
+        return {name: Limit(_FREE * self.eps * part.largest, share) for name, part in parts.items()}
 
-    def with_explained(self, output: Any, explained: Sequence[Apart], modules: int = 1) -> list[Limit]:
-        """Return the largest errors of an output if rounding inside is known to make such errors."""
-        free = self.free(output, modules)
-        if self.tolerance is not None or len(explained) != len(free):
+    def with_explained(
+        self, parts: Mapping[str, Part], explained: Mapping[str, Part], modules: int = 1
+    ) -> dict[str, Limit]:
+        """Return the largest errors of the parts of an output if rounding inside is known to make such errors."""
+        free = self.free(parts, modules)
+        if self.tolerance is not None:
             return free
-        return [
-            Limit(max(limit.largest, _MARGIN * error.largest), max(limit.relative, _MARGIN * error.relative))
-            for limit, error in zip(free, explained, strict=True)
-        ]
+        return {
+            name: Limit(
+                max(limit.largest, _MARGIN * explained[name].error.largest),
+                max(limit.relative, _MARGIN * explained[name].error.relative),
+            )
+            if name in explained
+            else limit
+            for name, limit in free.items()
+        }
 
-    def measured(self, module: nn.Module, inputs: Mapping[str, Any], output: Any) -> list[Limit]:
-        """Return the largest errors of a module's output that rounding may make."""
-        modules = sum(1 for _ in module.modules())
-        again = run_in(module, inputs, self.other) if self.tolerance is None else None
+    def measured(self, call: ModuleCall, parts: Mapping[str, Part]) -> dict[str, Limit]:
+        """Return the largest errors that rounding may make in the parts of the output of a call."""
+        modules = sum(1 for _ in call.module.modules())
+        again = run_in(call, self.other) if self.tolerance is None else None
         if again is not None:
             with suppress(OtherShape):
-                found = difference(output, again)
+                found = difference(call.output, again)
                 if found.whole.relative <= _RELATED:
-                    return self.with_explained(output, found.each, modules)
-        free = self.free(output, modules)
+                    return self.with_explained(parts, found.parts, modules)
         more = (1 + modules) ** 0.5 if self.tolerance is None else 1
-        return [Limit(limit.largest * more, limit.relative * more) for limit in free]
+        return {
+            name: Limit(limit.largest * more, limit.relative * more)
+            for name, limit in self.free(parts, modules).items()
+        }
 
 
-def run_in(module: nn.Module, inputs: Mapping[str, Any], dtype: torch.dtype) -> Any:
-    """Run a copy of a module in a dtype. Return None if it can't be."""
+def run_in(call: ModuleCall, dtype: torch.dtype) -> Any:
+    """Run a copy of a module in a dtype on what it got in a call. Return None if it can't be."""
     try:
-        return run_alone(copied(module, dtype), cast(inputs, dtype))
+        return run_alone(copied(call.module, dtype), cast(call.inputs, dtype), random=call.random)
     except Exception:  # For example, one of its kernels knows no float64.
         return None
 
@@ -148,8 +162,23 @@ def copied(module: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
     return copy.deepcopy(module, cast).to(dtype)
 
 
-def run_alone(module: nn.Module, inputs: Mapping[str, Any], rests: bool = True, grad: bool = False) -> Any:
-    """Run a module by itself on inputs that are named by its parameters; with `rests`, without the hooks on it."""
+def run_alone(
+    module: nn.Module,
+    inputs: Mapping[str, Any],
+    *,
+    random: RandomState | None = None,
+    rests: bool = True,
+    grad: bool = False,
+) -> Any:
+    """Run a module by itself on inputs that are named by its parameters.
+
+    Args:
+        module: The module.
+        inputs: What it is called with.
+        random: The state of the random numbers; by default, that of seed 0.
+        rests: Whether the hooks on the module rest.
+        grad: Whether a graph is recorded.
+    """
     left = dict(inputs)
     positional: list[Any] = []
     for name, parameter in inspect.signature(type(module).forward).parameters.items():
@@ -159,5 +188,5 @@ def run_alone(module: nn.Module, inputs: Mapping[str, Any], rests: bool = True, 
             before = [one for one in inspect.signature(type(module).forward).parameters if one in left]
             positional += [left.pop(one) for one in before[: before.index(name)]]
             positional += left.pop(name)
-    with torch.set_grad_enabled(grad), resting() if rests else nullcontext():
+    with random_numbers(random), torch.set_grad_enabled(grad), resting() if rests else nullcontext():
         return module(*positional, **left)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from hookline import Hooks, Site
-from hookline._compare.apart import Apart, Convert, OtherShape, difference, in_one_layout, worst
+from hookline._compare.apart import Apart, Convert, Difference, OtherShape, Part, difference, in_one_layout, worst
 from hookline._compare.filled_inputs import Filled
 from hookline._compare.matching import match_modules
+from hookline._compare.paired_values import Paired
+from hookline._compare.random_numbers import random_numbers
 from hookline._compare.recording import ModuleCall, Recording, paths_of, record
 from hookline._compare.report import ComparedPlace, Pair
 from hookline._compare.rounding import Limit, Rounding, dtype_of_run, uncovered
@@ -21,11 +23,15 @@ from hookline._tables import count
 
 
 class _Measured(NamedTuple):
+    """How far outputs are apart in the call of a module in which it is most."""
+
     error: Apart | None
-    errors: tuple[Apart, ...]  # Of each tensor.
+    parts: Mapping[str, Part]
     values: Pair | None
     call: int
     note: str
+    odd: Sequence[str] = ()
+    besides: Sequence[str] = ()
 
 
 class Runs:
@@ -43,31 +49,32 @@ class Runs:
         self.a, self.b = models
         self.arguments = arguments
         self.to_b, self.to_a = to_b, to_a
-        self.ours = _record(self.a, arguments[0], paths_of(self.a))
-        self.theirs = _record(self.b, arguments[1], paths_of(self.b))
-        self.matching = match_modules(self.ours, self.theirs, match)
-        dtypes = dtype_of_run(self.a, self.ours), dtype_of_run(self.b, self.theirs)
+        self.of_a = _record(self.a, arguments[0], paths_of(self.a))
+        self.of_b = _record(self.b, arguments[1], paths_of(self.b))
+        self.matching = match_modules(self.of_a, self.of_b, match)
+        dtypes = dtype_of_run(self.a, self.of_a), dtype_of_run(self.b, self.of_b)
         self.rounding = Rounding(*dtypes, tolerance)
         self._kept: dict[str, set[str]] = {}  # The inputs of b's modules for which a has none.
 
     def seen(self, path: str, other: str) -> ComparedPlace:
         """Compare what a pair of modules returned, each in its own run."""
-        call = self.ours.calls[path][0]
+        call = self.of_a.calls[path][0]
         place = ComparedPlace(path, other, type(call.module).__name__)
-        found = self._measured(self.ours.outputs(path), self.theirs.outputs(other))
-        place.seen, place.errors, place.seen_values, place.call, place.note = found
+        found = self._measured(self.of_a.outputs(path), self.of_b.outputs(other))
+        place.seen, place.parts, place.seen_values, place.call, place.note = found[:5]
         if not path and not other:  # The inputs of the model are the same.
             place.local, place.local_values = place.seen, place.seen_values
+            place.odd, place.besides = found.odd, found.besides
         return place
 
     def given(self, path: str, number: int) -> Mapping[str, Any] | None:
         """Return a's inputs of a call in the form in which b's module takes them; None if b made no such call."""
         other = self.matching.pairs[path]
-        ours, theirs = self.ours.calls[path], self.theirs.calls[other]
-        if number >= len(theirs):
+        mine, yours = self.of_a.calls[path], self.of_b.calls[other]
+        if number >= len(yours):
             return None
-        same = not path and not other
-        return theirs[number].inputs if same else Filled(ours[number].inputs, theirs[number].inputs, self.to_b).inputs
+        is_model = not path and not other
+        return yours[number].inputs if is_model else Filled(mine[number].inputs, yours[number].inputs, self.to_b).inputs
 
     def measure_local(self, pairs: dict[str, str], places: dict[str, ComparedPlace]) -> None:
         """Run b with the inputs of each of these modules replaced by those of its counterpart in a."""
@@ -79,19 +86,19 @@ class Runs:
         recording = self._run_b(list(pairs.values()), prepare)
         for path, other in pairs.items():
             place, kept = places[path], self._kept.get(path)
-            found = self._measured(self.ours.outputs(path), recording.outputs(other))
-            place.local, place.errors, place.local_values, place.call, note = found
-            if uncovered(place.errors, self.free_limits(place)) is None:
+            found = self._measured(self.of_a.outputs(path), recording.outputs(other))
+            place.local, place.parts, place.local_values, place.call, note = found[:5]
+            if uncovered(place.parts, self.free_limits(place)) is None:
                 place.local_values = None  # Equal up to rounding: they would only take memory.
             place.note = note or (f"with b's own {', '.join(sorted(kept))}" if kept else place.note)
 
-    def free_limits(self, place: ComparedPlace) -> list[Limit]:
+    def free_limits(self, place: ComparedPlace) -> dict[str, Limit]:
         """Return the errors at a place that need no explanation."""
-        call = self.ours.calls[place.site][place.call]
-        return self.rounding.free(call.output, sum(1 for _ in call.module.modules()))
+        call = self.of_a.calls[place.site][place.call]
+        return self.rounding.free(place.parts, sum(1 for _ in call.module.modules()))
 
     def _replacement(self, path: str) -> Callable[[Any, Call], Any]:
-        calls: list[ModuleCall] = self.ours.calls[path]
+        calls: list[ModuleCall] = self.of_a.calls[path]
 
         def replace(inputs: Mapping[str, Any], call: Call) -> Any:
             number = int(call.number)
@@ -103,23 +110,26 @@ class Runs:
 
         return replace
 
-    def measure_with_outputs(self, tested: Mapping[str, str], pairs: Mapping[str, str]) -> dict[str, Apart]:
-        """Return the errors of modules of b that get a's inputs, and in which one module inside returns a's output."""
+    def measure_with_outputs(
+        self, tested: Mapping[str, Sequence[str]], pairs: Mapping[str, str]
+    ) -> dict[str, tuple[Apart, Mapping[str, Part]]]:
+        """Return the errors of modules of b that get a's inputs, and in which modules inside return a's outputs."""
 
         def prepare(hooks: Hooks) -> None:
-            for around, path in tested.items():
+            for around, paths in tested.items():
                 if around:
                     hooks.edit(
                         Site(pairs[around], port="inputs"), self._replacement(around), with_call=True, check=False
                     )
-                hooks.edit(Site(self.matching.pairs[path]), self._output_of(path), with_call=True, check=False)
+                for path in paths:
+                    hooks.edit(Site(self.matching.pairs[path]), self._output_of(path), with_call=True, check=False)
 
         recording = self._run_b([pairs[around] for around in tested], prepare)
-        found = {one: self._measured(self.ours.outputs(one), recording.outputs(pairs[one])).error for one in tested}
-        return {around: error for around, error in found.items() if error is not None}
+        found = {one: self._measured(self.of_a.outputs(one), recording.outputs(pairs[one])) for one in tested}
+        return {around: (one.error, one.parts) for around, one in found.items() if one.error is not None}
 
     def _output_of(self, path: str) -> Callable[[Any, Call], Any]:
-        outputs = self.ours.outputs(path)
+        outputs = self.of_a.outputs(path)
 
         def replace(output: Any, call: Call) -> Any:
             number = int(call.number)
@@ -127,34 +137,37 @@ class Runs:
 
         return replace
 
-    def _measured(self, ours: list[Any], theirs: list[Any]) -> _Measured:
-        """Return how far outputs are apart in the call in which it is most."""
-        pairs, found = [], []
-        for pair in zip(ours, theirs, strict=False):
+    def _measured(self, of_a: list[Any], of_b: list[Any]) -> _Measured:
+        pairs: list[Pair] = []
+        found: list[Difference] = []
+        for pair in zip(of_a, of_b, strict=False):
             pairs.append(self.in_one_layout(*pair))
             try:
                 found.append(difference(*pairs[-1]))
             except OtherShape as error:
-                return _Measured(None, (), pairs[-1], len(found), f"not compared: {error}")
+                odd = Paired(*pairs[-1]).odd
+                return _Measured(None, {}, pairs[-1], len(found), f"not compared: {error}", odd)
         if not found:
-            return _Measured(None, (), None, 0, "never returned")
+            return _Measured(None, {}, None, 0, "never returned")
         number = worst([one.whole for one in found])
-        note = f"{count(len(ours), 'call')} in a, {len(theirs)} in b" if len(ours) != len(theirs) else ""
-        return _Measured(*found[number], pairs[number], number, note)
+        calls = f"{count(len(of_a), 'call')} in a, {len(of_b)} in b" if len(of_a) != len(of_b) else ""
+        odd = next((one.odd for one in found if one.odd), [])
+        note = calls or (f"not compared: {odd[0]}" if odd else "")
+        return _Measured(*found[number][:2], pairs[number], number, note, odd, found[number].besides)
 
-    def in_one_layout(self, ours: Any, theirs: Any) -> tuple[Any, Any]:
+    def in_one_layout(self, of_a: Any, of_b: Any) -> tuple[Any, Any]:
         """Return a value of a and one of b in one layout."""
-        return in_one_layout(ours, theirs, self.to_b, self.to_a)
+        return in_one_layout(of_a, of_b, self.to_b, self.to_a)
 
     def levels(self) -> list[dict[str, str]]:
         """Return the pairs of each nesting level of b, without those of the model itself."""
         levels: dict[int, dict[str, str]] = {}
-        theirs = set(self.matching.pairs.values())
+        paired = set(self.matching.pairs.values())
         for path, other in self.matching.pairs.items():
             if path or other:
                 ends = [end for end, letter in enumerate(other) if letter == "."]
                 around = {"", *(other[:end] for end in ends)} - {other}
-                levels.setdefault(len(around & theirs), {})[path] = other
+                levels.setdefault(len(around & paired), {})[path] = other
         return [levels[depth] for depth in sorted(levels)]
 
     def _run_b(self, paths: list[str], prepare: Callable[[Hooks], None]) -> Recording:
@@ -164,6 +177,5 @@ class Runs:
 def _record(
     model: nn.Module, arguments: Any, paths: list[str], prepare: Callable[[Hooks], None] | None = None
 ) -> Recording:
-    with left_as_found(model), buffers_as_found(model), torch.random.fork_rng():
-        torch.manual_seed(0)
+    with left_as_found(model), buffers_as_found(model), random_numbers():
         return record(model, arguments, paths, prepare)

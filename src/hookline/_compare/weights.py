@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from hookline._compare.apart import are_equal, exact, largest_difference, largest_element, tensors_of
-from hookline._kernel import Names, shape_of, unwrap
+from hookline._compare.apart import are_equal, exact, largest_difference, largest_element, sums
+from hookline._compare.matching import renamed
+from hookline._compare.paired_values import tensors_of
+from hookline._kernel import shape_of, unwrap
+from hookline.errors import HooklineError
+
+Match = Mapping[str, str | None] | None
 
 EQUAL, ROUNDED, DIFFERENT, MISSING, EXTRA, SHAPE = "equal", "rounded", "different", "missing", "extra", "shape"
 TRANSPOSED = "transposed"
+_SAME = 1e-5  # Two weights hold the same numbers if their sums are no further apart, as a share.
 _LARGEST_SEARCH = 1 << 24  # Elements up to which permutations are looked for.
 
 
@@ -27,47 +32,150 @@ class Weight(NamedTuple):
     what: str  # In words.
 
 
-def compare_weights(a: nn.Module, b: nn.Module, pairs: Mapping[str, str]) -> list[Weight]:
-    """Compare what paired modules hold themselves. Only what is not equal is returned."""
-    ours, theirs = (dict(Names(unwrap(model)).once()) for model in (a, b))
-    found = []
-    for path, other in pairs.items():
-        if path in ours and other in theirs:
-            found += _of_pair(path, ours[path], other, theirs[other])
-    return found
+class _Held(NamedTuple):
+    """A parameter or buffer, the module that holds it, and whether a checkpoint has it."""
+
+    tensor: Tensor
+    holder: nn.Module
+    is_saved: bool
 
 
-def _of_pair(path: str, one: nn.Module, other: str, two: nn.Module) -> list[Weight]:
-    mine, yours = _held(one), _held(two)
-    found = []
-    left = dict(yours)
-    for name, tensor in mine.items():
-        match = name if name in left else _like(tensor, left)
-        full, there = _join(path, name), _join(other, match or name)
-        if match is None:
-            found.append(Weight(full, "", MISSING, f"b has no {there}, which is {shape_of(tensor)} in a"))
-            continue
-        kind, what = difference_of(tensor, left.pop(match))
-        # `Conv1D` of transformers holds the weight of a linear layer transposed.
-        is_layout = what == TRANSPOSED and type(one) is not type(two)
-        if kind != EQUAL and not is_layout:
-            found.append(Weight(full, there, kind, what))
-    for name, tensor in left.items():
-        found.append(
-            Weight("", _join(other, name), EXTRA, f"a has no {_join(path, name)}, which is {shape_of(tensor)} in b")
+def pair_weights(
+    a: nn.Module, b: nn.Module, pairs: Mapping[str, str] | None = None, match: Match = None
+) -> dict[str, str]:
+    """Return which parameters and buffers of b stand for those of a.
+
+    Those of paired modules correspond, then those that have one name, then those that hold the same numbers, then those
+    of one shape in their order.
+    """
+    ours, theirs = _left_in(a, match), _held(unwrap(b))
+    names = _by_name(ours, theirs, pairs or {}, match)
+    _add_by_numbers(names, ours, theirs)
+    _add_by_shape(names, ours, theirs)
+    return names
+
+
+def compare_weights(
+    a: nn.Module, b: nn.Module, pairs: Mapping[str, str] | None = None, match: Match = None
+) -> list[Weight]:
+    """Compare the parameters and buffers of two models. Only what is not equal is returned.
+
+    Args:
+        a: The model that is right.
+        b: The model to look at.
+        pairs: The paths of modules of a, and what stands for them in b.
+        match: The patterns of `match=`.
+    """
+    ours, theirs = _left_in(a, match), _held(unwrap(b))
+    names = pair_weights(a, b, pairs, match)
+    if not names and ours and theirs:
+        raise HooklineError(
+            f"no weight of b has the name, the numbers or the shape of one of a, as {next(iter(ours))!r}: "
+            "name pairs with match=, or give run=, by which modules are paired"
         )
+    found = []
+    for name, other in names.items():
+        (one, holder, _), (two, other_holder, _) = ours[name], theirs[other]
+        kind, what = difference_of(one, two)
+        # `Conv1D` of transformers holds the weight of a linear layer transposed.
+        is_layout = what == TRANSPOSED and type(holder) is not type(other_holder)
+        if kind != EQUAL and not is_layout:
+            found.append(Weight(name, other, kind, what))
+    taken = set(names.values())
+    known = [{id(ours[name].tensor) for name in names}, {id(theirs[name].tensor) for name in taken}]
+    for name, (tensor, _, is_saved) in ours.items():
+        if is_saved and name not in names and id(tensor) not in known[0]:
+            found.append(
+                Weight(
+                    name, "", MISSING, f"b has no {_in_b(name, pairs or {}, match)}, which is {shape_of(tensor)} in a"
+                )
+            )
+    for name, (tensor, _, is_saved) in theirs.items():
+        if is_saved and name not in taken and id(tensor) not in known[1]:
+            found.append(Weight("", name, EXTRA, f"a has no {name}, which is {shape_of(tensor)} in b"))
     return found
 
 
-def _held(module: nn.Module) -> dict[str, Tensor]:
-    both = {**dict(module.named_parameters(recurse=False)), **dict(module.named_buffers(recurse=False))}
-    return {name: tensor.detach() for name, tensor in both.items()}
+def _left_in(a: nn.Module, match: Match) -> dict[str, _Held]:
+    """Return the weights of a that match= does not leave out."""
+    held = _held(unwrap(a))
+    return {name: one for name, one in held.items() if match is None or renamed(name, match) is not None}
 
 
-def _like(tensor: Tensor, others: Mapping[str, Tensor]) -> str | None:
-    """Return the only other tensor of the same shape, in any order of dimensions."""
-    fitting = [name for name, other in others.items() if sorted(other.shape) == sorted(tensor.shape)]
-    return fitting[0] if len(fitting) == 1 else None
+def _held(model: nn.Module) -> dict[str, _Held]:
+    """Return the parameters and buffers of a model by name, also those that it has under several names."""
+    found: dict[str, _Held] = {}
+    for path, module in model.named_modules(remove_duplicate=False):
+        unsaved: set[str] = getattr(module, "_non_persistent_buffers_set", set())
+        both = (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
+        found |= {_join(path, name): _Held(one, module, name not in unsaved) for name, one in both}
+    return found
+
+
+def _in_b(name: str, pairs: Mapping[str, str], match: Match) -> str:
+    """Return what a weight of a is called in b, if b has it."""
+    path, _, own = name.rpartition(".")
+    if path in pairs:
+        return _join(pairs[path], own)
+    return (renamed(name, match) if match is not None else name) or name
+
+
+def _by_name(
+    ours: Mapping[str, _Held], theirs: Mapping[str, _Held], pairs: Mapping[str, str], match: Match
+) -> dict[str, str]:
+    names, free = {}, dict(theirs)
+    for name in ours:
+        other = _in_b(name, pairs, match)
+        if other in free:
+            names[name] = other
+            del free[other]
+    for name, (tensor, _, _) in ours.items():  # Paired modules may call it by other names, as weight and gamma.
+        path = name.rpartition(".")[0]
+        if name not in names and path in pairs:
+            fitting = [
+                other
+                for other, held in free.items()
+                if other.rpartition(".")[0] == pairs[path] and sorted(held.tensor.shape) == sorted(tensor.shape)
+            ]
+            if len(fitting) == 1:
+                names[name] = fitting[0]
+                del free[fitting[0]]
+    return names
+
+
+def _add_by_numbers(names: dict[str, str], ours: Mapping[str, _Held], theirs: Mapping[str, _Held]) -> None:
+    """Add pairs of weights with other names that hold the same numbers, in any order."""
+    taken = set(names.values())
+    numbers: dict[tuple[int, ...], list[tuple[str, float, float]]] = {}
+    for name, (tensor, _, _) in theirs.items():
+        if name not in taken and not tensor.is_meta and tensor.numel():
+            numbers.setdefault(_size(tensor), []).append((name, *sums(tensor)))
+    for name, (tensor, _, _) in ours.items():
+        others = numbers.get(_size(tensor)) if name not in names and not tensor.is_meta else None
+        if others:
+            total, absolute = sums(tensor)
+            near = _SAME * absolute
+            same = next((one for one in others if abs(one[1] - total) <= near and abs(one[2] - absolute) <= near), None)
+            if same is not None:
+                names[name] = same[0]
+                others.remove(same)
+
+
+def _add_by_shape(names: dict[str, str], ours: Mapping[str, _Held], theirs: Mapping[str, _Held]) -> None:
+    """Add pairs of the same shape in their order, where both models have as many of that shape left."""
+    taken = set(names.values())
+    left: dict[tuple[int, ...], tuple[list[str], list[str]]] = {}
+    for side, held in enumerate((ours, theirs)):
+        for name, (tensor, _, _) in held.items():
+            if name not in (taken if side else names):
+                left.setdefault(_size(tensor), ([], []))[side].append(name)
+    for mine, yours in left.values():
+        if len(mine) == len(yours):
+            names.update(zip(mine, yours, strict=True))
+
+
+def _size(tensor: Tensor) -> tuple[int, ...]:
+    return tuple(sorted(tensor.shape))
 
 
 def _join(path: str, name: str) -> str:
@@ -77,6 +185,7 @@ def _join(path: str, name: str) -> str:
 @torch.no_grad()
 def difference_of(one: Tensor, two: Tensor) -> tuple[str, str]:
     """Say how two tensors that should be equal differ: the kind, and in words."""
+    one, two = one.detach(), two.detach()
     if one.is_meta or two.is_meta or (one.shape == two.shape and not one.numel()):
         return EQUAL, ""
     if not one.numel() or not two.numel():
@@ -173,12 +282,18 @@ def _in_words(ours: Tensor, theirs: Tensor, near: float) -> str:
         return f"b's is a's {'minus' if ours.flatten()[0] > theirs.flatten()[0] else 'plus'} 1"
     if not theirs.any():
         return "all zeros in b"
+    if not ours.any():
+        return "all zeros in a"
     scale = (ours * theirs).sum().item() / (theirs * theirs).sum().item()
-    if (ours - scale * theirs).abs().max() <= 8 * near:
+    if scale and (ours - scale * theirs).abs().max() <= 8 * near:
         return f"a's is {scale:.6g} times b's"
+    for side, tensor in (("a", ours), ("b", theirs)):
+        if not tensor.isfinite().all():
+            return (
+                f"{100 * (1 - tensor.isfinite().double().mean().item()):.3g} % of its elements are not finite in {side}"
+            )
     share = (apart > near).double().mean().item()
-    sizes = f"up to {apart.max().item():.3g}" if math.isfinite(apart.max().item()) else "not finite"
-    return f"{100 * share:.3g} % of its elements differ, {sizes}"
+    return f"{100 * share:.3g} % of its elements differ, up to {apart.max().item():.3g}"
 
 
 def _eps(tensor: Tensor) -> float:
