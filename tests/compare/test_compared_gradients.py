@@ -64,10 +64,10 @@ def test_a_wrong_backward_is_found_though_the_forward_is_right():
     report = hl.compare(a, b, run=(X,), backward=squares)
     assert not report.ok
     assert report.first.site == "1:grad_output"
-    assert "the backward at '1' gives other gradients" in report.verdict
+    assert "the backward of '1' gives other gradients" in report.verdict
     assert report.gradients["0.weight:grad"].seen.relative == pytest.approx(1)
     assert not report.gradients["0:grad_output"].is_off
-    with pytest.raises(hl.Diverged, match="backward at '1'"):
+    with pytest.raises(hl.Diverged, match="backward of '1'"):
         report.check()
     assert "1:grad_output" in str(report)
 

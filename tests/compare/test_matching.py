@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import hookline as hl
-from hookline._compare.matching import GIVEN, LIKE, NAME, match_names, renamed
+from hookline._compare.matching import GIVEN, LIKE, NAME, renamed
 from tests.support.planted_faults import Wrapped, model_and_inputs
 
 X = torch.randn(2, 4, generator=torch.Generator().manual_seed(0))
@@ -21,7 +21,6 @@ def test_patterns_name_what_stands_for_what():
     assert renamed("h.3.attn.q", match) == "layers.3.self_attn.q"
     assert renamed("extra.one", match) is None
     assert renamed("head", match) == "inner.head"
-    assert match_names(["h.0", "h.1", "extra"], ["layers.0", "h.1"], match) == {"h.0": "layers.0"}
 
 
 class Ported(nn.Module):

@@ -8,17 +8,23 @@ import torch
 from torch import nn
 
 import hookline as hl
-from hookline._compare.recording import paths_of, record
+from hookline._compare.apart import NOTHING_APART, Part
+from hookline._compare.recording import ModuleCall, paths_of, record
 from hookline._compare.rounding import Rounding, dtype_of_model, dtype_of_run, run_alone, run_in
 
 X = torch.randn(4, 64, generator=torch.Generator().manual_seed(0))
+PART = {"": Part(NOTHING_APART, 2.0, 2.0)}
+
+
+def call(module: nn.Module) -> ModuleCall:
+    return ModuleCall(0, module, {"input": X}, module(X))
 
 
 def test_the_coarser_dtype_explains_more():
     module = nn.Linear(64, 64)
     output = module(X)
     allowed = [
-        Rounding(dtype, torch.float32, None).measured(module, {"input": X}, output)[0].largest
+        Rounding(dtype, torch.float32, None).measured(call(module), PART)[""].largest
         for dtype in (torch.float32, torch.float16, torch.bfloat16)
     ]
     assert allowed == sorted(allowed)
@@ -31,9 +37,8 @@ def test_the_coarser_dtype_explains_more():
 
 def test_a_tolerance_is_a_share_of_the_largest_element():
     module = nn.Linear(64, 64)
-    output = module(X)
-    allowed = Rounding(torch.float32, torch.float32, 0.01).measured(module, {"input": X}, output)
-    assert allowed == [(0.01 * output.abs().max().item(), float("inf"))]
+    allowed = Rounding(torch.float32, torch.float32, 0.01).measured(call(module), PART)
+    assert allowed == {"": (0.01 * 2, float("inf"))}
 
 
 def test_a_module_that_knows_no_other_dtype_gets_a_guess():
@@ -43,8 +48,8 @@ def test_a_module_that_knows_no_other_dtype_gets_a_guess():
             return super().forward(input)
 
     module = Picky(64, 64)
-    assert run_in(module, {"input": X}, torch.float64) is None
-    assert Rounding(torch.float32, torch.float32, None).measured(module, {"input": X}, module(X))[0].largest > 0
+    assert run_in(call(module), torch.float64) is None
+    assert Rounding(torch.float32, torch.float32, None).measured(call(module), PART)[""].largest > 0
 
 
 def test_the_dtype_of_a_model_is_that_of_most_parameters():

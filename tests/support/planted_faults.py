@@ -489,10 +489,6 @@ def copied(a: nn.Module, run: dict[str, Any]) -> Alike:
     return a, copy.deepcopy(a), {"run": run}
 
 
-def itself(a: nn.Module, run: dict[str, Any]) -> Alike:
-    return a, a, {"run": run}
-
-
 def cast(run: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
     """Return arguments with the numbers in a dtype."""
     return {
@@ -662,7 +658,7 @@ def reordered_units(a: nn.Module, run: dict[str, Any]) -> Alike:
 SAME: dict[str, Callable[[nn.Module, dict[str, Any]], Alike]] = {
     one.__name__: one
     for one in (
-        copied, itself, in_bfloat16, in_half, in_float64, other_attention, a_single_row, renamed, channels_last,
+        copied, in_bfloat16, in_half, in_float64, other_attention, a_single_row, renamed, channels_last,
         compiled, other_order_of_sums, merged_adapters, folded_norms, fused_norms, reordered_units,
     )
 }  # fmt: skip

@@ -80,33 +80,32 @@ def clear_what_is_made_good(places: Places, runs: Runs) -> None:
             for outer, (error, _) in runs.measure_with_outputs(tested, pairs).items():
                 limit = max(places[outer].rounding.relative, _WORSE * _share(places[outer].local))
                 cleared |= set(tested[outer]) if error.relative > limit else set()
-    for path in _really_cleared(cleared, around, places, runs):
+    for path in cleared - _at_fault(cleared, around, places, runs):
         places[path].clear(repr(around[path]) if around[path] else "the model")
     for path, outer in sorted(around.items(), key=lambda one: _depth(one[0])):
         if outer is not None and places[outer].is_made_good and places[path].is_off:
             places[path].clear(repr(outer))
 
 
-def _really_cleared(cleared: set[str], around: Mapping[str, str | None], places: Places, runs: Runs) -> set[str]:
-    """Return the cleared places without those of a module that is off when all of them return a's values."""
-    found = set()
+def _at_fault(cleared: set[str], around: Mapping[str, str | None], places: Places, runs: Runs) -> set[str]:
+    """Return the places in a module that is off which are why: if all of them return a's values, so does the module."""
+    found: set[str] = set()
     for pairs in ({"": runs.matching.pairs.get("", "")}, *runs.levels()):
-        tested = {outer: [path for path in cleared if around[path] == outer] for outer in pairs}
-        tested = {outer: paths for outer, paths in tested.items() if paths}
+        inside = {outer: [path for path in cleared if around[path] == outer] for outer in pairs}
+        tested = {outer: paths for outer, paths in inside.items() if paths and places[outer].is_off}
         measured = runs.measure_with_outputs(tested, pairs) if tested else {}
         for outer, (_, parts) in measured.items():
-            if places[outer].is_off or uncovered(parts, places[outer].limits) is None:
+            if uncovered(parts, places[outer].limits) is None:
                 found |= set(tested[outer])
     return found
 
 
 def _restores(place: ComparedPlace) -> bool:
     """Return True if b returns what a does in its own run, and something else on a's inputs."""
-    if place.seen is None or place.local is None:
+    seen = place.seen_parts.get(place.part)
+    if seen is None or place.local is None:
         return False
-    if place.seen is None or place.local is None:
-        return False
-    return place.seen.relative <= max(place.rounding.relative, _RESTORED * place.local.relative)
+    return seen.error.relative <= max(place.rounding.relative, _RESTORED * place.local.relative)
 
 
 class _Sources:

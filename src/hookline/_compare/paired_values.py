@@ -28,7 +28,7 @@ class Pair(NamedTuple):
 class Paired:
     """The tensors that two values have in the same places.
 
-    `pairs` has them by place, as in "[0]"; "" is the value itself. `odd` says in words what has no counterpart, or one
+    `pairs` has them by their place in a, as in "[0]"; "" is the value itself. `odd` says in words what has no counterpart, or one
     of another shape. `besides` says what only one value has besides its main tensors, such as all hidden states.
     """
 
@@ -68,7 +68,10 @@ class Paired:
             self.odd.append(f"output{place} is {describe(a)} in a, {describe(b)} in b")
             return
         main = dict(found)[fitting[0]]
-        self._add_tensors(place, *((tensor, main) if side == "b" else (main, tensor)))
+        if side == "b":
+            self._add_tensors(place, tensor, main)
+        else:
+            self._add_tensors(place + fitting[0], main, tensor)
         self.besides += [f"output{place}{inner} is only in {side}" for inner, _ in found if inner != fitting[0]]
 
     def _add_parts(self, place: str, a: dict[Any, Any], b: dict[Any, Any], depth: int) -> None:

@@ -51,7 +51,8 @@ class ComparedPlace:
     function: str = ""  # The site inside b's module at which the error begins, if it was found.
     worst: str = ""  # The element that differs most, and what it is in both.
     part: str = ""  # The part of the output that is off most, as in "[0]".
-    parts: Mapping[str, Part] = field(default_factory=dict, repr=False)  # The error of each part.
+    parts: Mapping[str, Part] = field(default_factory=dict, repr=False)  # The local error of each part,
+    seen_parts: Mapping[str, Part] = field(default_factory=dict, repr=False)  # and the seen error.
     limits: Mapping[str, Limit] = field(default_factory=dict, repr=False)  # `rounding` for each.
     odd: Sequence[str] = ()  # What the model returns that has no counterpart, in words,
     besides: Sequence[str] = ()  # and what of that is not counted, such as all hidden states.

@@ -62,6 +62,7 @@ class Runs:
         place = ComparedPlace(path, other, type(call.module).__name__)
         found = self._measured(self.of_a.outputs(path), self.of_b.outputs(other))
         place.seen, place.parts, place.seen_values, place.call, place.note = found[:5]
+        place.seen_parts = place.parts
         if not path and not other:  # The inputs of the model are the same.
             place.local, place.local_values = place.seen, place.seen_values
             place.odd, place.besides = found.odd, found.besides
