@@ -13,6 +13,7 @@ import hookline as hl
 from hookline._cli.inputs import InputRequest, ModelInput, model_input
 from hookline._cli.models import ModelOptions, model_of
 from hookline._cli.output import say, say_json, working
+from hookline._compare.matching import Matching
 from hookline._compare.report import ComparedPlace
 from hookline.errors import HooklineError
 
@@ -88,7 +89,14 @@ def as_json(report: hl.Comparison) -> dict[str, Any]:
         "places": [_entry(place) for place in report.values()],
         "weights": [one._asdict() for one in report.weights],
         "notes": list(report.notes),
+        "matching": None if report.matching is None else _matching(report.matching),
+        "gradients": None if report.gradients is None else as_json(report.gradients),
     }
+
+
+def _matching(matching: Matching) -> dict[str, Any]:
+    pairs = [{"a": path, "b": other, "found_by": matching.how[path]} for path, other in matching.pairs.items()]
+    return {"pairs": pairs, "only_a": matching.only_a, "only_b": matching.only_b}
 
 
 def _entry(place: ComparedPlace) -> dict[str, Any]:
@@ -100,6 +108,7 @@ def _entry(place: ComparedPlace) -> dict[str, Any]:
         **{kind: None if error is None else error._asdict() for kind, error in errors.items()},
         "rounding": place.rounding._asdict(),
         "off": place.is_off,
+        "made_good": place.is_made_good,
         "note": place.note,
         "hint": place.hint,
         "function": place.function,

@@ -39,6 +39,7 @@ hookline explore acts.safetensors
 _OPTION = re.compile(r"\b(?P<name>[a-z]\w+)=(?P<quote>['\"]?)(?P<value>\w+)?(?P=quote)")
 _LOOK = re.compile(r"`?hl\.(sites|scan)\(model(, (?P<at>'[^']*'|\"[^\"]*\"))?(, [\w=.]+(\(\.\.\.\))?)*\)`?")
 FAILED, INTERRUPTED, PIPE_CLOSED = 1, 130, 141  # The last two are 128 + the signal, as in shells.
+FAILED_IN = {"compare": 2}  # Its status 1 says that the models part, as that of diff does.
 
 
 def main() -> None:
@@ -72,12 +73,12 @@ def application(*, own_options: bool = True) -> typer.Typer:
     )
     app.callback(cls=commands.CommandGroup, add_help_option=own_options, epilog=_examples(EXAMPLES))(options)
     for name in COMMANDS:
-        work = guarded(getattr(commands, name))
+        work = guarded(getattr(commands, name), FAILED_IN.get(name, FAILED))
         app.command(name, cls=commands.Command, epilog=_examples(commands.EXAMPLES[name]))(work)
     return app
 
 
-def guarded(command: Callable[..., None]) -> Callable[..., None]:
+def guarded(command: Callable[..., None], failed: int = FAILED) -> Callable[..., None]:
     """Return a command that reports an error in one line, or as a traceback with --debug."""
     hints = typing.get_type_hints(command, include_extras=True)
     debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
@@ -99,7 +100,7 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
             except Exception as error:
                 if debug:
                     raise
-                _leave(_line(error, asked), FAILED)
+                _leave(_line(error, asked), failed)
 
     signature = inspect.signature(command)
     known = [one.replace(annotation=hints[one.name]) for one in signature.parameters.values()]

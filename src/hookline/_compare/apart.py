@@ -20,7 +20,7 @@ _PIECE = 1 << 20  # Elements that are compared at a time: copies of them in floa
 _PIECE_ON_GPU = 1 << 24
 _DWARFS = 64  # An element so many times as large as the median dwarfs the others.
 _SAMPLE = 4096  # About so many elements are looked at for the median.
-_SMALL = ", without its largest elements"
+_SMALL = " without its largest elements"
 
 Convert = Callable[[Tensor], Tensor]  # Changes the layout of a tensor of a into that of b, or back.
 

@@ -24,7 +24,7 @@ from hookline._compare.recording import paths_of
 from hookline._compare.references import Reference, compare_with_reference, reference_of
 from hookline._compare.report import ComparedPlace, Comparison
 from hookline._compare.runs import Runs
-from hookline._compare.weights import ROUNDED, compare_weights, pair_weights
+from hookline._compare.weights import ROUNDED, Weight, compare_weights, pair_weights
 from hookline._kernel import describe, refuse_flags, unwrap
 from hookline._scan.fake_run import call_arguments_of
 from hookline._tables import count
@@ -132,6 +132,7 @@ def _runs(
     tolerance: float | None,
 ) -> Runs:
     """Run both models. If that fails, say which of their weights differ, since that may be why."""
+    weights: list[Weight] = []
     try:
         return Runs((a, b), (call_arguments_of(run), call_arguments_of(run_b)), match, to_b, to_a, tolerance)
     except (HooklineError, ImportError):
@@ -139,13 +140,13 @@ def _runs(
     except Exception as error:
         with suppress(HooklineError):
             weights = [one for one in compare_weights(a, b, match=match) if one.kind != ROUNDED]
-            if weights:
-                some = "; ".join(f"{one.name or one.other}: {one.what}" for one in weights[:4])
-                more = f"; and {len(weights) - 4} more" if len(weights) > 4 else ""
-                raise HooklineError(
-                    f"a model failed with {type(error).__name__}: {error}. Weights differ: {some}{more}"
-                ) from error
-        raise
+        if not weights:
+            raise
+        some = "; ".join(f"{one.name or one.other}: {one.what}" for one in weights[:4])
+        more = f"; and {len(weights) - 4} more" if len(weights) > 4 else ""
+        raise HooklineError(
+            f"a model failed with {type(error).__name__}: {error}. Weights differ: {some}{more}"
+        ) from error
 
 
 def _compare_runs(runs: Runs, match: Mapping[str, str | None] | None, backward: Loss | None) -> Comparison:

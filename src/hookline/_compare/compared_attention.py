@@ -84,7 +84,12 @@ def _scale(one: Tensor, two: Tensor) -> float | None:
 
 def how_masks_differ(ours: Tensor, theirs: Tensor) -> str:
     """Say how far positions attend ahead, if these are masks, or attention patterns with other masks."""
-    if ours.dim() < 2 or ours.shape != theirs.shape or ours.shape[-2] < 2 or ours.shape[-1] < 2:
+    if (
+        ours.dim() < 2 + (ours.shape[-2] != ours.shape[-1])
+        or ours.shape != theirs.shape
+        or ours.shape[-2] < 2
+        or ours.shape[-1] < 2
+    ):
         return ""
     seen = [_seen(one) for one in (ours, theirs)]
     if seen[0] is None or seen[1] is None or torch.equal(seen[0], seen[1]):

@@ -62,6 +62,7 @@ def compare_gradients(
     (at_a, of_a), (at_b, of_b) = (_backward(model, given, loss) for model, given in models)
     starts = runs.of_a.starts()
     places: dict[str, ComparedPlace] = {}
+    made_good = {path for path, place in pairs.items() if place.is_made_good}
     for path in sorted(pairs, key=lambda one: -starts[one]):  # In the order of a backward.
         other = pairs[path].other
         calls = runs.of_a.calls[path][0], runs.of_b.calls[other][0]
@@ -72,7 +73,7 @@ def compare_gradients(
             if pairs[path].is_made_good:  # With other weights inside, other gradients are right.
                 place.is_made_good, place.note = True, pairs[path].note
             else:
-                _measure_local(place, calls, at_a[path], runs)
+                _measure_local(place, calls, at_a[path], runs, made_good)
         held = {f"{path}.{name}" if path else name for name, _ in calls[0].module.named_parameters(recurse=False)}
         for name, there in weights.items():
             if name in held and name in of_a:
@@ -100,12 +101,8 @@ def _backward(model: nn.Module, given: Arguments, loss: Loss) -> tuple[dict[str,
     with left_as_found(model), buffers_as_found(model), random_numbers(), torch.enable_grad(), hooks:
         result = loss(model(*args, **kwargs))
         if not isinstance(result, Tensor) or result.numel() != 1 or not result.requires_grad:
-            raise HooklineError(
-                "backward= takes a function from the output of a model to a loss, which is one number"
-            )
-        gradients: Sequence[Tensor | None] = torch.autograd.grad(
-            result, list(parameters.values()), allow_unused=True
-        )
+            raise HooklineError("backward= takes a function from the output of a model to a loss, which is one number")
+        gradients: Sequence[Tensor | None] = torch.autograd.grad(result, list(parameters.values()), allow_unused=True)
     named = zip(parameters, gradients, strict=True)
     return observer.found, {name: one for name, one in named if one is not None}
 
@@ -117,8 +114,14 @@ def _apart(ours: Any, theirs: Any) -> tuple[Apart | None, str]:
         return None, f"not compared: {error}"
 
 
-def _measure_local(place: ComparedPlace, calls: tuple[ModuleCall, ModuleCall], gradient: Any, runs: Runs) -> None:
-    """Compare the gradients that two modules give back if both get those of a, and a's inputs."""
+def _measure_local(
+    place: ComparedPlace, calls: tuple[ModuleCall, ModuleCall], gradient: Any, runs: Runs, made_good: set[str]
+) -> None:
+    """Compare the gradients that two modules give back if both get those of a, and a's inputs.
+
+    Those of parameters inside places that are made good are left out.
+    """
+    path = place.site.removesuffix(":grad_output")
     of_a, of_b = calls
     filled = Filled(of_a.inputs, of_b.inputs, runs.to_b)
     try:
@@ -128,7 +131,11 @@ def _measure_local(place: ComparedPlace, calls: tuple[ModuleCall, ModuleCall], g
         place.note = "can't run by itself"
         return
     named = [(ours.pop(mine), theirs.pop(name), name) for name, mine in filled.named if mine in ours and name in theirs]
-    named += [(ours[name], theirs[name], name) for name in ours if name in theirs]
+    named += [
+        (ours[name], theirs[name], name)
+        for name in ours
+        if name in theirs and f"{path}.{name}".rpartition(".")[0].removeprefix(".") not in made_good
+    ]
     more = _MORE * (1 + sum(1 for _ in of_a.module.modules())) ** 0.5
     for one, two, name in named:
         if one is None or two is None:

@@ -6,6 +6,7 @@ that change and the same inputs, returns what a's module returns, up to rounding
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ from hookline._compare.weights import EQUAL, difference_of
 from hookline._kernel import is_container, leaves, map_tensors, short_form
 from hookline._scan.restore_modules import buffers_as_found, left_as_found
 from hookline._torch import AnyDropout
-from hookline.errors import NeverFired
+from hookline.errors import HooklineWarning, NeverFired
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
@@ -478,7 +479,7 @@ def _name_of_activation(given: Tensor, output: Tensor, limit: Limit) -> str:
     return ""
 
 
-def _attention(suspect: Suspect) -> Hint | None:
+def _attention(suspect: Suspect, must_know: bool = True) -> Hint | None:
     """Compare the attention patterns of two modules, which may use other functions to compute them.
 
     Tested by putting a's pattern into b's module.
@@ -488,10 +489,17 @@ def _attention(suspect: Suspect) -> Hint | None:
     if found[0] is None or found[1] is None:
         return None
     (_, mine), (site, yours) = found[0], found[1]
+    if not must_know and mine.shape == yours.shape and torch.equal(mine, yours):
+        return None
     text = how_patterns_differ(mine, yours, suspect.near(mine).largest)
+    text = text or ("" if must_know else "the patterns of attention differ, and with a's the error is gone")
     if not text or not _explained_at(suspect, site, result_with(mine, theirs[site])):
         return None
     return Hint(f"in {site}, {text}", site)
+
+
+def _other_pattern(suspect: Suspect) -> Hint | None:
+    return _attention(suspect, must_know=False)
 
 
 def _functions(suspect: Suspect) -> Hint | None:
@@ -536,7 +544,8 @@ def _explained_at(suspect: Suspect, name: str, value: Any) -> bool:
 
 
 def _run_under(hooks: Hooks, module: nn.Module, inputs: Mapping[str, Any], random: RandomState | None) -> Any:
-    with hooks:
+    with warnings.catch_warnings(), hooks:
+        warnings.simplefilter("ignore", HooklineWarning)  # Not every module calls functions itself.
         return run_alone(module, map_tensors(torch.clone, inputs, in_objects=True), random=random, rests=False)
 
 
@@ -560,7 +569,19 @@ def _words(name: str, ours: Mapping[str, Any], theirs: Mapping[str, Any], limit:
     if not text and given:
         names = [_name_of_activation(given[0], one[0], limit) for one in (mine, yours)]
         text = f"a computes {names[0]}, and b {names[1]}" if all(names) and names[0] != names[1] else ""
-    return f"in {name}, {text}" if text else f"{name} returns something else, and with a's result the error is gone"
+    if text:
+        return f"in {name}, {text}"
+    other = [key for key, given in ours["inputs"].items() if not _are_near(given, theirs["inputs"].get(key), limit)]
+    if other:
+        return f"{name} gets another {other[0]!r} in b, and with a's result the error is gone"
+    return f"{name} returns something else on the same inputs, and with a's result the error is gone"
+
+
+def _are_near(value: Any, other: Any, limit: Limit) -> bool:
+    try:
+        return not tensors_of(value) or limit.covers(apart(value, other))
+    except OtherShape:
+        return False
 
 
 _REASONS: tuple[Callable[[Suspect], str | Hint | None], ...] = (
@@ -576,6 +597,7 @@ _REASONS: tuple[Callable[[Suspect], str | Hint | None], ...] = (
     _between,
     _attention,
     _functions,
+    _other_pattern,
     _reaching,
 )
 _WITHOUT_A_RUN = (_biases, _precision, _activation, _output)  # These do not run b's module.

@@ -6,14 +6,15 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from hookline._compare.apart import Apart
+from hookline._compare.apart import Apart, sums
 from hookline._compare.recording import Recording
 from hookline._compare.report import ComparedPlace
 from hookline._compare.rounding import Limit, uncovered
 from hookline._compare.runs import Runs
-from hookline._kernel import address, leaves
+from hookline._kernel import leaves
 
 Places = Mapping[str, ComparedPlace]
+_Numbers = tuple[int, float, float]
 _RESTORED = 0.1  # A place makes good what came before if b's own run is so much nearer to a there than on a's inputs.
 _WORSE = 2  # An error has become larger if it is so many times as large.
 _NEAR = 32  # An error that is so many times as large as its limit may still be rounding.
@@ -61,43 +62,67 @@ def clear_what_is_made_good(places: Places, runs: Runs) -> None:
     """Clear the places whose error is made good inside the module around them, as where a norm is folded into a weight.
 
     - A place restores a's values if in its own run b returns there what a does, though it is off on a's inputs. It and
-      the places that its inputs come from are cleared.
+      the places that its inputs come from are cleared together.
     - Of all others, a's value is put there: if the error of the module around becomes larger, the place is cleared.
     """
-    around = {path: _around(path, places) for path, place in places.items() if place.is_off and path}
-    cleared = {path for path, outer in around.items() if outer is not None and _restores(places[path])}
-    sources = _Sources(places, runs.of_b) if cleared else None
-    for path in list(cleared):
+    found = {path: _around(path, places) for path, place in places.items() if place.is_off and path}
+    around = {path: outer for path, outer in found.items() if outer is not None}
+    groups: dict[str, list[set[str]]] = {}  # By module around: the places that are cleared together.
+    restoring = [path for path in around if _restores(places[path])]
+    sources = _Sources(places, runs.of_b) if restoring else None
+    for path in restoring:
         assert sources is not None
-        cleared |= {one for one in sources.off_before(path) if around.get(one) == around[path]}
+        before = {one for one in sources.off_before(path) if around.get(one) == around[path]}
+        groups.setdefault(around[path], []).append({path, *before})
+    cleared = {path for several in groups.values() for group in several for path in group}
     waiting: dict[str, list[str]] = {}
     for path, outer in around.items():
-        if outer is not None and path not in cleared:
+        if path not in cleared:
             waiting.setdefault(outer, []).append(path)
-    levels = ({"": runs.matching.pairs.get("", "")}, *runs.levels())
-    for pairs in levels:
-        while tested := {outer: [waiting[outer].pop()] for outer in pairs if waiting.get(outer)}:
+    for pairs in runs.all_levels():
+        while tested := {outer: {waiting[outer].pop()} for outer in pairs if waiting.get(outer)}:
             for outer, (error, _) in runs.measure_with_outputs(tested, pairs).items():
-                limit = max(places[outer].rounding.relative, _WORSE * _share(places[outer].local))
-                cleared |= set(tested[outer]) if error.relative > limit else set()
-    for path in cleared - _at_fault(cleared, around, places, runs):
-        places[path].clear(repr(around[path]) if around[path] else "the model")
+                if error.relative > max(places[outer].rounding.relative, _WORSE * _share(places[outer].local)):
+                    groups.setdefault(outer, []).append(tested[outer])
+        for outer in pairs:
+            if outer in groups and places[outer].is_off:
+                _keep_those_at_fault(outer, groups[outer], places, runs, pairs)
+    for outer, several in groups.items():
+        for path in {path for group in several for path in group}:
+            places[path].clear(repr(outer) if outer else "the model")
     for path, outer in sorted(around.items(), key=lambda one: _depth(one[0])):
-        if outer is not None and places[outer].is_made_good and places[path].is_off:
+        if places[outer].is_made_good and places[path].is_off:
             places[path].clear(repr(outer))
 
 
-def _at_fault(cleared: set[str], around: Mapping[str, str | None], places: Places, runs: Runs) -> set[str]:
-    """Return the places in a module that is off which are why: if all of them return a's values, so does the module."""
-    found: set[str] = set()
-    for pairs in ({"": runs.matching.pairs.get("", "")}, *runs.levels()):
-        inside = {outer: [path for path in cleared if around[path] == outer] for outer in pairs}
-        tested = {outer: paths for outer, paths in inside.items() if paths and places[outer].is_off}
-        measured = runs.measure_with_outputs(tested, pairs) if tested else {}
-        for outer, (_, parts) in measured.items():
-            if uncovered(parts, places[outer].limits) is None:
-                found |= set(tested[outer])
-    return found
+def _keep_those_at_fault(
+    around: str, groups: list[set[str]], places: Places, runs: Runs, pairs: Mapping[str, str]
+) -> None:
+    """Take those groups out that are why a module is off: it is right if they return a's values.
+
+    Halves of them are tested, until only one is left.
+    """
+
+    def is_right(tested: list[set[str]]) -> bool:
+        paths = {path for group in tested for path in group}
+        measured = runs.measure_with_outputs({around: paths}, pairs)
+        return around in measured and uncovered(measured[around][1], places[around].limits) is None
+
+    at_fault = list(groups)
+    if not is_right(at_fault):
+        return  # Something else is why.
+    while len(at_fault) > 1:
+        middle = len(at_fault) // 2
+        half = next((one for one in (at_fault[:middle], at_fault[middle:]) if is_right(one)), None)
+        if half is None:
+            break
+        at_fault = half
+    together = sorted(path for group in at_fault for path in group)
+    for group in at_fault:
+        groups.remove(group)
+        for path in group if len(together) > 1 else ():
+            others = ", ".join(repr(one) for one in together if one != path)
+            places[path].note = places[path].note or f"so is {others}, and one may make good the other"
 
 
 def _restores(place: ComparedPlace) -> bool:
@@ -109,15 +134,15 @@ def _restores(place: ComparedPlace) -> bool:
 
 
 class _Sources:
-    """Which places the inputs of others come from, in b's run: the input is the memory that a module returned."""
+    """Which places the inputs of others come from, in b's run: the input has the numbers that a module returned."""
 
     def __init__(self, places: Places, of_b: Recording) -> None:
         self._places = places
         self._calls = {path: of_b.calls[place.other][0] for path, place in places.items()}
-        self._returned: dict[tuple[int, int], list[str]] = {}
+        self._returned: dict[_Numbers, list[str]] = {}
         for path in sorted(places, key=lambda one: self._calls[one].start):
             for tensor in leaves(self._calls[path].output):
-                self._returned.setdefault(_memory(tensor), []).append(path)
+                self._returned.setdefault(_numbers(tensor), []).append(path)
 
     def off_before(self, path: str) -> set[str]:
         """Return the places that are off from which the inputs of another come, also through some that are right."""
@@ -138,14 +163,15 @@ class _Sources:
         """Return the last place that returned a tensor before a module got it; "" if none did."""
         before = [
             one
-            for one in self._returned.get(_memory(tensor), ())
+            for one in self._returned.get(_numbers(tensor), ())
             if self._calls[one].start < self._calls[path].start and not _is_inside(path, one)
         ]
         return before[-1] if before else ""
 
 
-def _memory(tensor: Tensor) -> tuple[int, int]:
-    return address(tensor), tensor.numel()
+def _numbers(tensor: Tensor) -> _Numbers:
+    """Return numbers by which a tensor is known: its size, the sum of its elements, and that without signs."""
+    return tensor.numel(), *(sums(tensor) if tensor.numel() else (0.0, 0.0))
 
 
 def _around(path: str, places: Places) -> str | None:

@@ -146,7 +146,11 @@ def _match_like(found: Matching, a: Recording, b: Recording, left_out: set[str])
     ours = [path for path in a.calls if path not in found.pairs and path not in left_out]
     theirs = [path for path in b.calls if path not in taken]
     inner_a, inner_b = _innermost(ours, a), _innermost(theirs, b)
-    for path, other in _aligned(a, inner_a, b, inner_b):
+    traits = [{path: _traits(path, ran.calls[path][0]) for path in one} for ran, one in ((a, inner_a), (b, inner_b))]
+    for path, other in _with_one_weight(*traits):
+        found.add(path, other, LIKE)
+        del traits[0][path], traits[1][other]
+    for path, other in _aligned(*traits):
         found.add(path, other, LIKE)
     free = [path for path in theirs if path not in set(found.pairs.values())]
     for path in sorted((one for one in ours if one not in found.pairs), key=_outermost_last):
@@ -172,11 +176,22 @@ def _inside(path: str, paths: Iterable[str]) -> list[str]:
     return [one for one in paths if one != path and one.startswith(start)]
 
 
-def _aligned(a: Recording, ours: Sequence[str], b: Recording, theirs: Sequence[str]) -> list[tuple[str, str]]:
+def _with_one_weight(a: Mapping[str, _Traits], b: Mapping[str, _Traits]) -> list[tuple[str, str]]:
+    """Return the modules that hold the same numbers as one of b, and no other of a does."""
+    alike = [
+        (path, other)
+        for path, one in a.items()
+        for other, two in b.items()
+        if _same_numbers(one, two) and _may_be_pair(one, two)
+    ]
+    often = [Counter(pair[side] for pair in alike) for side in (0, 1)]
+    return [pair for pair in alike if often[0][pair[0]] == often[1][pair[1]] == 1]
+
+
+def _aligned(a: Mapping[str, _Traits], b: Mapping[str, _Traits]) -> list[tuple[str, str]]:
     """Put two sequences of modules side by side, so that the pairs are as much alike as possible."""
-    mine = [_traits(path, a.calls[path][0]) for path in ours]
-    yours = [_traits(path, b.calls[path][0]) for path in theirs]
-    scores = [[_likeness(one, two) for two in yours] for one in mine]
+    ours, theirs = list(a), list(b)
+    scores = [[_likeness(one, two) for two in b.values()] for one in a.values()]
     best = [[0.0] * (len(theirs) + 1) for _ in range(len(ours) + 1)]
     for row in range(len(ours) - 1, -1, -1):
         for column in range(len(theirs) - 1, -1, -1):

@@ -28,8 +28,9 @@ class Pair(NamedTuple):
 class Paired:
     """The tensors that two values have in the same places.
 
-    `pairs` has them by their place in a, as in "[0]"; "" is the value itself. `odd` says in words what has no counterpart, or one
-    of another shape. `besides` says what only one value has besides its main tensors, such as all hidden states.
+    `pairs` has them by their place in a, as in "[0]"; "" is the value itself. `odd` says in words what has no
+    counterpart, or one of another shape. `besides` says what only one value has besides its main tensors, such as all
+    hidden states.
     """
 
     def __init__(self, a: Any, b: Any) -> None:
@@ -49,7 +50,7 @@ class Paired:
             if parts is not None and others is not None and depth < DEEPEST:
                 self._add_parts(place, parts, others, depth)
             elif _has_tensors(a) != _has_tensors(b) or (isinstance(a, ATOMS) and isinstance(b, ATOMS) and a != b):
-                self.odd.append(f"output{place} is {describe(a)} in a, {describe(b)} in b")
+                self.odd.append(f"output{place} is {_in_words(a)} in a, {_in_words(b)} in b")
 
     def _add_tensors(self, place: str, a: Tensor, b: Tensor) -> None:
         one, two = _as_numbers(a), _as_numbers(b)
@@ -65,7 +66,7 @@ class Paired:
         found = list(_places_of(container))
         fitting = [inner for inner, other in found if other.shape == tensor.shape] or [inner for inner, _ in found]
         if not fitting:
-            self.odd.append(f"output{place} is {describe(a)} in a, {describe(b)} in b")
+            self.odd.append(f"output{place} is {_in_words(a)} in a, {_in_words(b)} in b")
             return
         main = dict(found)[fitting[0]]
         if side == "b":
@@ -118,6 +119,10 @@ def _parts(value: Any) -> dict[Any, Any] | None:
     parts = children(value)
     parts = object_parts(value) if parts is None else parts
     return None if parts is None else {key: part for key, part in parts.items() if not _is_cache(key, part)}
+
+
+def _in_words(value: Any) -> str:
+    return repr(value)[:40] if isinstance(value, ATOMS) else describe(value)
 
 
 def _is_cache(key: Any, part: Any) -> bool:

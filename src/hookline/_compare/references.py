@@ -33,7 +33,7 @@ def reference_of(given: Any) -> Mapping[str, Any]:
     """Return saved values by name. Raises `HooklineError` if this is none."""
     if isinstance(given, Mapping):
         if not given or not all(isinstance(name, str) for name in given):
-            raise HooklineError(f"hl.compare takes values by site, not {describe(given)}")
+            raise HooklineError(f"hl.compare takes values by site, not {describe(given) if given else 'an empty dict'}")
         return given
     if not isinstance(given, (str, os.PathLike)):
         raise HooklineError(f"hl.compare takes a model, a Cache, a Store, a dict or a path as a, not {describe(given)}")
@@ -123,9 +123,11 @@ def _matching(values: Mapping[str, Any], b: nn.Module, match: Mapping[str, str |
     if not found.pairs:
         name = next(iter(values))
         near = did_you_mean(name, [name for name, _ in b.named_modules()])
-        raise HooklineError(
-            f"a has no name of a place of {type(b).__name__}: {name!r} is none{near}; name places with match="
+        is_weight = name in dict(b.named_parameters())
+        advice = (
+            "it is a weight: load the file into a model and compare that" if is_weight else "name places with match="
         )
+        raise HooklineError(f"a has no name of a place of {type(b).__name__}: {name!r} is none{near}; {advice}")
     return found
 
 

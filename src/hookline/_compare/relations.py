@@ -9,10 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hookline._compare.apart import difference
 from hookline._compare.paired_values import tensors_of
 from hookline._compare.rounding import Limit
 from hookline._compare.weights import order_of_rows
 
+_NOTHING = 1e-6  # No factor is so small, or so near to 1.
+_LEAST = 4  # Fewer elements show no relation: any number is a factor of another.
 _CLEARLY = 3  # If several relations hold, the first is given, unless so many times less is left over by another.
 
 
@@ -27,7 +30,7 @@ def relation(ours: Tensor, theirs: Tensor, others: Mapping[str, Any], norm: Sequ
         if ours.dim() >= 2 and ours.transpose(-1, -2).shape == theirs.shape:
             return "b's transposed" if _near(ours, theirs.transpose(-1, -2), limit) else ""
         return ""
-    if not ours.is_floating_point() or not theirs.is_floating_point():
+    if not ours.is_floating_point() or not theirs.is_floating_point() or ours.numel() < _LEAST:
         return ""
     one, two = ours.to("cpu", torch.float64), theirs.to("cpu", torch.float64)
     best, least = "", math.inf
@@ -45,16 +48,18 @@ def _candidates(
     square = (two * two).sum().item()
     if square:
         scale = (one * two).sum().item() / square
-        if scale and abs(scale - 1) > 1e-6:
+        if abs(scale) > _NOTHING and abs(scale - 1) > _NOTHING:
             yield f"{number_in_words(scale)} times b's", scale * two
     for name, given in others.items():
         for tensor in tensors_of(given):
             if tensor.shape == one.shape and tensor.is_floating_point():
                 mine, what = tensor.to("cpu", torch.float64), _called(name)
-                yield f"b's plus {what}: b leaves out the residual connection", two + mine
-                yield f"b's minus {what}: b adds it, and a does not", two - mine
+                is_input = name == "the input"
+                yield f"b's plus {what}{': b leaves out the residual connection' if is_input else ''}", two + mine
+                yield f"b's minus {what}{': b adds it, and a does not' if is_input else ''}", two - mine
                 share = ((one - two) * mine).sum().item() / max((mine * mine).sum().item(), 1e-300)
-                yield f"b's {'plus' if share > 0 else 'minus'} {abs(share):.6g} times {what}", two + share * mine
+                if abs(share) > _NOTHING:
+                    yield f"b's {'plus' if share > 0 else 'minus'} {abs(share):.6g} times {what}", two + share * mine
     if norm and norm[0].dim() == 1 and norm[0].shape == one.shape[-1:]:
         weight, bias = (tensor.detach().to("cpu", torch.float64) for tensor in (*norm, torch.zeros(1))[:2])
         plain = two - bias
@@ -102,9 +107,12 @@ def _reordered(one: Tensor, two: Tensor, allowed: float) -> str:
 
 
 def _near(one: Tensor, two: Tensor, limit: Limit) -> bool:
-    ours, theirs = one.to("cpu", torch.float64), two.to("cpu", torch.float64)
-    size = (ours - theirs).abs()
-    return bool((size <= max(limit.largest, 1e-12)).all()) and float(size.norm()) <= limit.relative * float(ours.norm())
+    """Return True if two tensors are no further apart than a limit, and so are the elements that others dwarf."""
+    for part in difference(one.to("cpu", torch.float64), two.to("cpu", torch.float64)).parts.values():
+        share = part.largest / part.largest_of_all if part.largest_of_all else 1.0
+        if not Limit(max(limit.largest * share, 1e-12), limit.relative).covers(part.error):
+            return False
+    return True
 
 
 def number_in_words(scale: float) -> str:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from hookline._explore.explore import Page
 
 KINDS = ("seen", "local")
+_NAMED = 3  # So many modules without a counterpart are named.
 Pair = tuple[Any, Any]  # A value of a, and that of b in the same layout.
 
 
@@ -93,6 +94,7 @@ class Comparison(Tabular, Mapping[str, ComparedPlace]):
         self._places = dict(places)
         self.weights = list(weights)
         self.matching = matching
+        self._is_of_values = bool(notes)  # And not of a model.
         self.gradients = gradients
         self._what_is_allowed = "up to rounding" if tolerance is None else f"up to tolerance={tolerance:g}"
         self.first: ComparedPlace | None = first if first is not None or gradients is None else gradients.first
@@ -116,7 +118,7 @@ class Comparison(Tabular, Mapping[str, ComparedPlace]):
         wrong = self._wrong_weights()
         if not self._places:
             one = wrong[0] if wrong else None
-            return f"{one.name or one.other}: {one.what}" if one else "ok: the weights are equal"
+            return f"{one.name or one.other}: {one.what}" if one else "ok: the weights are equal; nothing was run"
         compared = sum(place.seen is not None and not place.is_made_good for place in self._places.values())
         same = f"ok: at {count(compared, 'place')} the models do the same, {self._what_is_allowed}"
         return "; ".join((same, *self._also(wrong)))
@@ -200,10 +202,12 @@ class Comparison(Tabular, Mapping[str, ComparedPlace]):
         return pandas.DataFrame(rows)
 
     def plot(self, *, ax: Axes | None = None, title: str | None = None) -> Figure | Axes:
-        """Plot the seen and the local error of each place, in the order in which they run."""
+        """Plot the seen and the local error of the places that hold no others, in the order in which they run."""
         if title is not None:
             refuse_texts(title=title)
-        errors = {kind: list(self.errors(kind).values()) for kind in KINDS if self.errors(kind)}
+        inner = [site for site in self._places if not any(one.startswith(f"{site}.") for one in self._places) and site]
+        found = {kind: self.errors(kind) for kind in KINDS}
+        errors = {kind: [one[site] for site in inner or one if site in one] for kind, one in found.items() if one}
         longest = max(map(len, errors.values()))
         return plot_curves(
             errors, "place", range(longest), ax=ax, log=True, title=title or "error of each place", label=None
@@ -240,9 +244,10 @@ class Comparison(Tabular, Mapping[str, ComparedPlace]):
 
     def _remarks(self) -> list[str]:
         """Return the notes for above the table, without lists of names."""
-        left = len(self.matching.only_a) + len(self.matching.only_b) if self.matching is not None else 0
-        has = "module has" if left == 1 else "modules have"
-        more = [f"{left} {has} no counterpart: see report.matching"] if left else []
+        left = [*self.matching.only_a, *self.matching.only_b] if self.matching is not None else []
+        kind, has = ("place" if self._is_of_values else "module"), "has" if len(left) == 1 else "have"
+        which = f" ({', '.join(left)})" if len(left) <= _NAMED else ""
+        more = [f"{count(len(left), kind)}{which} {has} no counterpart: see report.matching"] if left else []
         return [*(note for note in self.notes if not note.startswith("only in")), *more]
 
     def _remark(self, place: ComparedPlace) -> str:
@@ -266,6 +271,8 @@ def _local(place: ComparedPlace) -> str:
 def _short(error: Apart, place: ComparedPlace) -> str:
     """Say how large an error is, and what would be allowed."""
     in_part = f" in output{place.part}" if place.part else ""
+    if place.rounding.largest == 0 and error.exact < 1:
+        return f"{100 * (1 - error.exact):.3g} % of the integers{in_part} differ"
     if math.isinf(place.rounding.relative):
         allowed = f"and tolerance= allows {place.rounding.largest:.2g}"
         return f"the largest difference{in_part} is {error.largest:.3g}, {allowed}"

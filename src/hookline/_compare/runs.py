@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -112,7 +112,7 @@ class Runs:
         return replace
 
     def measure_with_outputs(
-        self, tested: Mapping[str, Sequence[str]], pairs: Mapping[str, str]
+        self, tested: Mapping[str, Iterable[str]], pairs: Mapping[str, str]
     ) -> dict[str, tuple[Apart, Mapping[str, Part]]]:
         """Return the errors of modules of b that get a's inputs, and in which modules inside return a's outputs."""
 
@@ -170,6 +170,10 @@ class Runs:
                 around = {"", *(other[:end] for end in ends)} - {other}
                 levels.setdefault(len(around & paired), {})[path] = other
         return [levels[depth] for depth in sorted(levels)]
+
+    def all_levels(self) -> list[dict[str, str]]:
+        """Return the pairs of each nesting level of b, with that of the model itself."""
+        return [{"": self.matching.pairs[""]} if "" in self.matching.pairs else {}, *self.levels()]
 
     def _run_b(self, paths: list[str], prepare: Callable[[Hooks], None]) -> Recording:
         return _record(self.b, self.arguments[1], paths, prepare)

@@ -193,7 +193,7 @@ def difference_of(one: Tensor, two: Tensor) -> tuple[str, str]:
     (one,), (two,) = tensors_of(one), tensors_of(two)
     if one.shape == two.shape and are_equal(one, two):
         return EQUAL, ""
-    rounding, largest = max(_eps(one), _eps(two)), largest_element(one)
+    rounding, largest = max(_eps(one), _eps(two)), max(largest_element(one), largest_element(two))
     if one.shape == two.shape:
         apart = largest_difference(one, two)
         if apart == 0:
