@@ -60,7 +60,8 @@ def test_names_are_matched(folder, nets):
     found = told("compare", "mine:right", "mine:Renamed", "--input", "batch.safetensors", "--match", "stem=inner.stem")
     assert found["ok"]
     assert {one["site"]: one["other"] for one in found["places"]}["stem"] == "inner.stem"
-    assert "--match takes A=B" in refused("compare", "mine:right", "mine:Renamed", "--match", "stem")
+    assert {"a": "stem", "b": "inner.stem", "found_by": "match="} in found["matching"]["pairs"]
+    assert "--match takes A=B" in refused("compare", "mine:right", "mine:Renamed", "--match", "stem", status=2)
     assert pairs_of(["a=b", "c="]) == {"a": "b", "c": None}
     assert pairs_of([]) is None
 
@@ -70,7 +71,7 @@ def test_saved_values_are_compared_with_a_model(folder):
     found = told("compare", "seen.safetensors", "gpt2", *TEXT)
     assert found["ok"]
     assert found["places"][0]["local"] is None
-    assert "give the input that they are for" in refused("compare", "seen.safetensors", "gpt2")
+    assert "give the input that they are for" in refused("compare", "seen.safetensors", "gpt2", status=2)
 
 
 def test_weights_are_compared_without_an_input(folder, nets):

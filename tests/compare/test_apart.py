@@ -8,7 +8,15 @@ import pytest
 import torch
 
 from hookline._compare import apart as module
-from hookline._compare.apart import NOTHING_APART, OtherShape, apart, in_one_layout, largest_element, where_apart
+from hookline._compare.apart import (
+    NOTHING_APART,
+    OtherShape,
+    apart,
+    difference,
+    in_one_layout,
+    largest_element,
+    where_apart,
+)
 
 ONE = torch.tensor([[3.0, 4.0], [0.0, 0.0]])
 
@@ -95,3 +103,23 @@ def test_values_stay_as_they_are():
     assert apart(mask, torch.ones(2)).largest == math.inf
     assert largest_element(mask) == 0
     assert torch.equal(mask, kept)
+
+
+@pytest.mark.parametrize("large", [-1e9, 3e4])
+def test_elements_that_others_dwarf_are_measured_by_themselves(large):
+    a = torch.randn(64, 8, generator=torch.Generator().manual_seed(0))
+    a[:, 0] = large
+    b = a.clone()
+    b[3, 4] += 0.01
+    parts = difference(a, b).parts
+    assert list(parts) == ["", " without its largest elements"]
+    assert parts[""].error.relative < 1e-6
+    assert parts[" without its largest elements"].error.relative > 1e-4
+    assert parts[" without its largest elements"].largest < 5
+    assert where_apart(a, b, " without its largest elements").startswith("at [3, 4] a has")
+
+
+def test_integers_have_to_be_equal():
+    ids = torch.arange(8) * 4000
+    assert difference(ids, ids + 1).parts[""].largest == 0
+    assert difference(ids.float(), ids.float() + 1).parts[""].largest == 28000

@@ -231,3 +231,111 @@ def test_it_costs_at_most_a_forward_for_each_level_and_two(name, dtype):
 def test_odd_options_are_refused(options, message):
     with pytest.raises(hl.HooklineError, match=message):
         hl.compare(stack(), stack(), run=(X,), **options)
+
+
+class Returns(nn.Module):
+    """A linear layer, and a function of its output."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear, self.function = nn.Linear(4, 8), function
+
+    def forward(self, x: Tensor) -> Any:
+        return self.function(self.linear(x))
+
+
+@pytest.mark.parametrize(
+    ("of_a", "of_b", "verdict"),
+    [
+        (lambda y: y, lambda y: y[:, :4], "output is (2, 8) in a, (2, 4) in b"),
+        (lambda y: y, lambda y: None, "output is float32 (2, 8) in a, None in b"),
+        (lambda y: (y, y.sum()), lambda y: (y,), "output[1] is only in a"),
+        (lambda y: "yes", lambda y: "no", "output is 'yes' in a, 'no' in b"),
+        (lambda y: 3, lambda y: 4, "100 % of the integers differ"),
+        (lambda y: y.argmax(-1) * 4000, lambda y: y.argmax(-1) * 4000 + 1, "100 % of the integers differ"),
+        (lambda y: y.sum().item(), lambda y: y.sum().item() + 0.1, "does something else"),
+        (lambda y: {"p": y, "q": 2 * y}, lambda y: {"p": 2 * y, "q": y}, 'in output["p"]'),
+        (lambda y: y * torch.nan, lambda y: y * torch.nan, "returns nothing finite in both models"),
+    ],
+    ids=range(9),
+)
+def test_outputs_that_are_not_the_same_are_not_ok(of_a, of_b, verdict):
+    report = hl.compare(Returns(of_a), Returns(of_b), run=(X,))
+    assert not report.ok
+    assert verdict in report.verdict
+    with pytest.raises(hl.Diverged):
+        report.check()
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda y: y.sum().item(),
+        lambda y: {"p": y, "q": 2 * y},
+        lambda y: (y, None, "text", 3),
+        lambda y: y.argmax(-1),
+        lambda y: y.masked_fill(y > 0, torch.nan),
+    ],
+    ids=range(5),
+)
+def test_outputs_of_every_kind_may_be_the_same(function):
+    assert hl.compare(Returns(function), Returns(function), run=(X,)).ok
+
+
+def test_what_is_not_compared_is_said():
+    report = hl.compare(Returns(lambda y: (y, y.sum())), Returns(lambda y: y), run=(X,))
+    assert report.ok
+    assert "; output[1] is only in a" in report.verdict
+    a = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    b = nn.Sequential(*copy.deepcopy(a), nn.Identity())
+    assert "; 1 module (2) has no counterpart: see report.matching" in hl.compare(a, b, run=(X,)).verdict
+
+
+@pytest.mark.parametrize("large", [-1e9, 3e4])
+def test_a_fault_beside_elements_that_dwarf_it_is_found(large):
+    def with_large(y: Tensor) -> Tensor:
+        return torch.cat([torch.full((len(y), 1), large), y], 1)
+
+    a, b = Returns(with_large), Returns(lambda y: with_large(y + 1e-3 * y.cos()))
+    assert hl.compare(a, Returns(with_large), run=(X,)).ok
+    assert not hl.compare(a, b, run=(X,)).ok
+
+
+def test_a_model_is_not_compared_with_itself():
+    model = stack()
+    with pytest.raises(hl.HooklineError, match=r"the same object.*copy\.deepcopy"):
+        hl.compare(model, model.eval(), run=(X,))
+    with pytest.raises(hl.HooklineError, match="the same object"):
+        hl.compare(model, model)
+    assert hl.compare(model, torch.compile(model, backend="eager"), run=(X,)).ok
+    assert hl.compare(model, model, run=(X,), run_b=(X[:1],), to_b=lambda tensor: tensor[:1]).ok
+
+
+def test_weights_are_named_if_a_model_fails():
+    a, b = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2)), nn.Sequential(nn.Linear(4, 6), nn.Linear(8, 2))
+    with pytest.raises(hl.HooklineError, match=r"failed with RuntimeError: .* 0\.weight: \(8, 4\) in a, \(6, 4\) in b"):
+        hl.compare(a, b, run=(X,))
+    with pytest.raises(TypeError):
+        hl.compare(a, copy.deepcopy(a), run=("text",))
+
+
+@pytest.mark.parametrize("option", ["run_b", "backward", "to_b", "to_a", "tolerance"])
+def test_options_that_change_nothing_are_refused(option):
+    given = {"run_b": (X,), "tolerance": 0.1}.get(option, lambda value: value)
+    with pytest.raises(hl.HooklineError, match=f"{option}= changes nothing here"):
+        hl.compare(stack(), stack(), **{option: given})
+
+
+def test_random_numbers_are_the_same_in_both_and_stay_those_of_the_process():
+    a = nn.Sequential(nn.Linear(4, 64), nn.Dropout(0.5), nn.Linear(64, 4)).train()
+    b = copy.deepcopy(a)
+    before = torch.get_rng_state()
+    assert hl.compare(a, b, run=(X,)).ok
+    assert hl.compare(a, copy.deepcopy(b).bfloat16(), run=(X,), run_b=(X.bfloat16(),)).ok
+    with torch.no_grad():
+        b[2].bias.add_(1e-3)
+    assert hl.compare(a, b, run=(X,)).first.hint.startswith("bias: ")
+    b[1].eval()
+    assert "dropout is on in a" in hl.compare(a, b, run=(X,)).first.hint
+    assert torch.equal(torch.get_rng_state(), before)

@@ -95,3 +95,66 @@ def test_a_loss_that_is_none_is_refused():
         hl.compare(stack(), stack(), run=(X,), backward=lambda output: output)
     with pytest.raises(hl.HooklineError, match="none"):
         hl.compare(nn.GELU(), nn.GELU(), run=(X,), backward=squares)
+
+
+def test_a_cache_that_is_given_is_the_same_for_both():
+    transformers = pytest.importorskip("transformers")
+    a, run = model_and_inputs("llama")
+    cache = transformers.DynamicCache()
+    with torch.no_grad():
+        a(**{**run, "use_cache": True}, past_key_values=cache)
+    given = {"input_ids": run["input_ids"], "past_key_values": cache, "use_cache": True}
+    report = hl.compare(a, copy.deepcopy(a), run=given, backward=lambda output: output.logits.logsumexp(-1).mean())
+    assert report.ok, report.verdict
+
+
+def test_gradients_of_what_is_made_good_are_not_counted():
+    a = nn.Sequential(nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 4)), nn.Linear(4, 2))
+    b = copy.deepcopy(a)
+    with torch.no_grad():
+        for one in b[0][0].parameters():
+            one.copy_(one.flip(0).clone())
+        b[0][2].weight.copy_(b[0][2].weight.flip(1).clone())
+    report = hl.compare(a, b, run=(X,), backward=squares)
+    assert report.ok, report.verdict
+    assert report.gradients["0.0.weight:grad"].seen.relative > 0.1
+
+
+class OnlyHere(nn.Module):
+    """A linear layer that knows whether its model runs, and whose weight gets another gradient there."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.weight, self.factor, self.given = nn.Parameter(torch.eye(8)), factor, None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not isinstance(self.given, Tensor):
+            raise RuntimeError("not by itself")
+        weight = self.weight * self.factor - self.weight.detach() * (self.factor - 1)
+        return x @ weight
+
+
+class Gives(nn.Module):
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.inner = nn.Linear(4, 8), OnlyHere(factor)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.inner.given = x
+        return self.inner(self.first(x))
+
+
+def test_a_gradient_that_no_module_explains_is_not_ok():
+    report = hl.compare(Gives(1.0), Gives(3.0), run=(X,), backward=squares)
+    assert not report.ok
+    assert hl.compare(Gives(1.0), Gives(1.0), run=(X,), backward=squares).ok
+
+
+def test_a_parameter_without_a_gradient_is_not_ok():
+    a = stack()
+    b = copy.deepcopy(a)
+    b[3].weight.requires_grad_(False)
+    report = hl.compare(a, b, run=(X,), backward=squares)
+    assert report.first.note == "b gives it no gradient, and a does"
+    assert "the gradient of '3.weight' differs" in report.verdict

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import copy
 
+import pytest
 import torch
 from torch import Tensor, nn
 
 import hookline as hl
+from hookline._compare.apart import apart
+from hookline._compare.judging import _restores
+from hookline._compare.report import ComparedPlace
+from hookline._compare.rounding import Rounding
+from hookline._compare.runs import Runs
 from tests.support.planted_faults import SAME, model_and_inputs
 
 
@@ -77,3 +83,77 @@ def test_merged_adapters_do_the_same_and_those_that_were_not_added_are_named():
     plain, run = model_and_inputs("qwen2")
     assert hl.compare(plain, a, run=run).first.hint == "a's output is b's minus 0.5 times 'up'"
     assert hl.compare(a, plain, run=run).first.hint == "a's output is b's plus 0.5 times 'up'"
+
+
+def fused_convnet(pairs: int) -> tuple[nn.Sequential, nn.Sequential, Tensor]:
+    """Return convolutions and norms one after the other, the same with the norms fused, and an image."""
+    torch.manual_seed(0)
+    layers: list[nn.Module] = []
+    for _ in range(pairs):
+        norm = nn.BatchNorm2d(4)
+        for one in (norm.weight.data, norm.bias.data, norm.running_mean, norm.running_var):
+            one.add_(torch.rand_like(one))
+        layers += [nn.Conv2d(4, 4, 3, padding=1), norm, nn.GELU()]
+    a = nn.Sequential(*layers).eval()
+    b = copy.deepcopy(a)
+    for number in range(0, len(b), 3):
+        b[number], b[number + 1] = torch.nn.utils.fuse_conv_bn_eval(b[number], b[number + 1]), nn.Identity()
+    return a, b, torch.randn(2, 4, 8, 8)
+
+
+def test_norms_fused_in_one_flat_model_cost_few_forwards(monkeypatch):
+    a, b, image = fused_convnet(20)
+    runs = []
+    own = Runs._run_b
+    monkeypatch.setattr(Runs, "_run_b", lambda *given: runs.append(1) or own(*given))
+    report = hl.compare(a, b, run=(image,))
+    assert report.ok, report.verdict
+    assert sum(place.is_made_good for place in report.values()) == 40
+    assert len(runs) <= 3
+
+
+@pytest.mark.parametrize(
+    ("site", "note", "fault"),
+    [
+        ("11", "", lambda b: b.__setitem__(11, nn.Tanh())),
+        ("31", "what it gets comes from '30', where b differs too", lambda b: b[30].weight.data.mul_(1.1)),
+    ],
+    ids=["between", "in a fused weight"],
+)
+def test_a_fault_among_what_is_made_good_is_named(site, note, fault):
+    a, b, image = fused_convnet(20)
+    fault(b)
+    first = hl.compare(a, b, run=(image,)).first
+    assert (first.site, first.note) == (site, note)
+
+
+@pytest.mark.parametrize("count", [6, 24])
+def test_reordered_units_in_a_deep_stack_are_made_good_and_a_fault_there_is_found(count):
+    torch.manual_seed(0)
+    a = nn.Sequential(*[nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32)) for _ in range(count)])
+    b, x = copy.deepcopy(a), torch.randn(8, 32)
+    with torch.no_grad():
+        for block in b:
+            order = torch.randperm(64)
+            for one in block[0].parameters():
+                one.copy_(one[order])
+            block[2].weight.copy_(block[2].weight[:, order])
+    assert hl.compare(a, b, run=(x,)).ok
+    with torch.no_grad():
+        b[3][2].bias[0] += 0.01
+    first = hl.compare(a, b, run=(x,)).first
+    assert (first.site, first.note) == ("3.2", "what it gets comes from '3.0', where b differs too")
+
+
+def test_a_place_that_could_not_be_compared_does_not_make_good():
+    rounding = Rounding(torch.float32, torch.float32, None)
+    assert not _restores(ComparedPlace("x", "x", "Linear", local=apart(torch.ones(2), torch.zeros(2))), rounding)
+
+
+def test_what_is_made_good_is_so_with_a_tolerance_and_a_fault_is_not():
+    a, b, x = pair()
+    reorder(b[0])
+    assert hl.compare(a, b, run=(x,), tolerance=1e-3).ok
+    with torch.no_grad():
+        b[1].down.bias.add_(1.0)
+    assert hl.compare(a, b, run=(x,), tolerance=1e-3).first.site == "1.down"

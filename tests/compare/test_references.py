@@ -92,3 +92,21 @@ def test_a_damaged_file_and_a_missing_run_are_refused(model, tmp_path):
         hl.compare(tmp_path / "no.safetensors", model, run=(X,))
     with pytest.raises(hl.HooklineError, match="needs run="):
         hl.compare({"0": X}, model)
+
+
+def test_a_value_that_does_not_fit_is_not_ok(model):
+    values = dict(hl.run(model, X, capture="*")[1].items())
+    assert hl.compare({name: one.numpy() for name, one in values.items()}, model, run=(X,)).ok
+    report = hl.compare({**values, "2": values["2"][:, :3]}, model, run=(X,))
+    assert not report.ok
+    assert "output is (2, 3) in a, (2, 8) in b" in report.verdict
+    model[0].never = nn.Linear(2, 2)
+    report = hl.compare({**values, "0.never": X}, model, run=(X,))
+    assert not report.ok
+    assert "b never calls '0.never'" in report.verdict
+
+
+def test_a_file_of_weights_is_refused(model, tmp_path):
+    save_file(model.state_dict(), tmp_path / "weights.safetensors")
+    with pytest.raises(hl.HooklineError, match="it is a weight: load the file into a model"):
+        hl.compare(tmp_path / "weights.safetensors", model, run=(X,))

@@ -112,10 +112,10 @@ def told(*arguments: str | Path) -> Any:
     return json.loads(said(*arguments, "--json"), parse_constant=_refuse)
 
 
-def refused(*arguments: str | Path) -> str:
+def refused(*arguments: str | Path, status: int = 1) -> str:
     """Run a command that must be refused, and return its error line."""
     result = run(*arguments)
-    assert result.exit_code == 1, result.output
+    assert result.exit_code == status, result.output
     assert result.stdout == ""
     lines = [line for line in result.stderr.splitlines() if line.startswith("hookline: ")]
     assert "Traceback" not in result.stderr

@@ -9,13 +9,14 @@ from torch import Tensor
 from hookline._compare.apart import Apart, sums
 from hookline._compare.recording import Recording
 from hookline._compare.report import ComparedPlace
-from hookline._compare.rounding import Limit, uncovered
+from hookline._compare.rounding import Limit, Rounding, uncovered
 from hookline._compare.runs import Runs
 from hookline._kernel import leaves
 
 Places = Mapping[str, ComparedPlace]
 _Numbers = tuple[int, float, float]
-_RESTORED = 0.1  # A place makes good what came before if b's own run is so much nearer to a there than on a's inputs.
+_RESTORED = 0.1  # A place makes good what came before if b's own run is so much nearer to a there than on a's inputs,
+_ADDED_UP = 256  # and what is left is so many times the rounding of one small module.
 _WORSE = 2  # An error has become larger if it is so many times as large.
 _NEAR = 32  # An error that is so many times as large as its limit may still be rounding.
 
@@ -68,7 +69,7 @@ def clear_what_is_made_good(places: Places, runs: Runs) -> None:
     found = {path: _around(path, places) for path, place in places.items() if place.is_off and path}
     around = {path: outer for path, outer in found.items() if outer is not None}
     groups: dict[str, list[set[str]]] = {}  # By module around: the places that are cleared together.
-    restoring = [path for path in around if _restores(places[path])]
+    restoring = [path for path in around if _restores(places[path], runs.rounding)]
     sources = _Sources(places, runs.of_b) if restoring else None
     for path in restoring:
         assert sources is not None
@@ -81,8 +82,9 @@ def clear_what_is_made_good(places: Places, runs: Runs) -> None:
             waiting.setdefault(outer, []).append(path)
     for pairs in runs.all_levels():
         while tested := {outer: {waiting[outer].pop()} for outer in pairs if waiting.get(outer)}:
-            for outer, (error, _) in runs.measure_with_outputs(tested, pairs).items():
-                if error.relative > max(places[outer].rounding.relative, _WORSE * _share(places[outer].local)):
+            for outer, (error, parts) in runs.measure_with_outputs(tested, pairs).items():
+                is_worse = error.relative > _WORSE * _share(places[outer].local)
+                if is_worse and uncovered(parts, places[outer].limits) is not None:
                     groups.setdefault(outer, []).append(tested[outer])
         for outer in pairs:
             if outer in groups and places[outer].is_off:
@@ -122,15 +124,16 @@ def _keep_those_at_fault(
         groups.remove(group)
         for path in group if len(together) > 1 else ():
             others = ", ".join(repr(one) for one in together if one != path)
-            places[path].note = places[path].note or f"so is {others}, and one may make good the other"
+            places[path].note = places[path].note or f"so does {others}, and one may make good the other"
 
 
-def _restores(place: ComparedPlace) -> bool:
+def _restores(place: ComparedPlace, rounding: Rounding) -> bool:
     """Return True if b returns what a does in its own run, and something else on a's inputs."""
     seen = place.seen_parts.get(place.part)
     if seen is None or place.local is None:
         return False
-    return seen.error.relative <= max(place.rounding.relative, _RESTORED * place.local.relative)
+    in_all = min(_RESTORED * place.local.relative, _ADDED_UP * rounding.share)
+    return place.rounding.covers(seen.error) or seen.error.relative <= in_all
 
 
 class _Sources:
@@ -145,7 +148,7 @@ class _Sources:
                 self._returned.setdefault(_numbers(tensor), []).append(path)
 
     def off_before(self, path: str) -> set[str]:
-        """Return the places that are off from which the inputs of another come, also through some that are right."""
+        """Return the places with an error from which the inputs of another come, also through some that are right."""
         found: set[str] = set()
         waiting, known = [path], set()
         while waiting:
@@ -153,9 +156,10 @@ class _Sources:
             known.add(one)
             sources = {self._source(tensor, one) for tensor in leaves(self._calls[one].inputs)}
             for source in sources - known - {""}:
-                if self._places[source].is_off:
+                place = self._places[source]
+                if place.is_off or (place.is_made_good and not place.is_seen_equal):
                     found.add(source)
-                elif not self._places[source].is_seen_equal:
+                elif not place.is_seen_equal:
                     waiting.append(source)
         return found
 
@@ -183,6 +187,15 @@ def _around(path: str, places: Places) -> str | None:
 
 def first_off(places: Places, runs: Runs) -> ComparedPlace | None:
     """Return the first place that is off in the order of a's run, and the innermost one inside it."""
+    found = _first_off(places, runs)
+    if found is not None and not found.note and any(place.is_made_good for place in places.values()):
+        before = sorted(_Sources(places, runs.of_b).off_before(found.site))
+        if before:
+            found.note = f"what it gets comes from {', '.join(map(repr, before))}, where b differs too"
+    return found
+
+
+def _first_off(places: Places, runs: Runs) -> ComparedPlace | None:
     starts = runs.of_a.starts()
     off = sorted((path for path, place in places.items() if place.is_off), key=lambda path: starts[path])
     around, found = None, None

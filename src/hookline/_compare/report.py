@@ -66,7 +66,7 @@ class ComparedPlace:
     @property
     def is_seen_equal(self) -> bool:
         """Whether the two models return the same here, each in its own run, up to rounding."""
-        return self.seen is not None and self.seen.relative <= self.rounding.relative
+        return self.seen is not None and self.rounding.covers(self.seen)
 
     def clear(self, around: str) -> None:
         """Do not count the difference, since the module around makes it good."""

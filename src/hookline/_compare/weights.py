@@ -74,7 +74,8 @@ def compare_weights(
             "name pairs with match=, or give run=, by which modules are paired"
         )
     found = []
-    for name, other in names.items():
+    for name in (name for name in ours if name in names):
+        other = names[name]
         (one, holder, _), (two, other_holder, _) = ours[name], theirs[other]
         kind, what = difference_of(one, two)
         # `Conv1D` of transformers holds the weight of a linear layer transposed.
