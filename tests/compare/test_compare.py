@@ -289,7 +289,17 @@ def test_what_is_not_compared_is_said():
     assert "; output[1] is only in a" in report.verdict
     a = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
     b = nn.Sequential(*copy.deepcopy(a), nn.Identity())
-    assert "; 1 module (2) has no counterpart: see report.matching" in hl.compare(a, b, run=(X,)).verdict
+    assert "; 1 module has no counterpart: see report.matching" in hl.compare(a, b, run=(X,)).verdict
+
+
+def test_a_module_with_weights_that_one_model_lacks_is_named():
+    a = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 4))
+    with torch.no_grad():
+        a[1].weight.add_(torch.rand(4))
+    b = nn.Sequential(copy.deepcopy(a[0]), copy.deepcopy(a[2]))
+    report = hl.compare(a, b, run=(X,), match={"2": "1"})
+    assert not report.ok
+    assert "1 module has no counterpart, among them '1' of a, which holds weights" in str(report)
 
 
 @pytest.mark.parametrize("large", [-1e9, 3e4])

@@ -113,3 +113,135 @@ def test_a_module_that_one_of_them_does_not_have_is_named():
     )
     hint = hl.compare(b, a, run=(X,)).first.hint
     assert hint == "what 'attn' gets in b is the output of 'norm', which a does not have"
+
+
+class Theirs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8), nn.LayerNorm(8))
+        self.head = nn.Linear(8, 3)
+        with torch.no_grad():
+            self.body[3].weight.add_(torch.rand(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(x)) * 2
+
+
+class Port(nn.Module):
+    """The same with other names; `without` is what it leaves out."""
+
+    def __init__(self, a: Theirs, without: str = "") -> None:
+        super().__init__()
+        self.up, self.down, self.norm, self.out = copy.deepcopy([a.body[0], a.body[2], a.body[3], a.head])
+        self.without = without
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.up(x)
+        hidden = self.down(hidden if self.without == "act" else torch.nn.functional.gelu(hidden))
+        return self.out(hidden if self.without == "norm" else self.norm(hidden)) * 2
+
+
+def test_a_module_that_a_port_leaves_out_is_named():
+    a = Theirs()
+    assert hl.compare(a, Port(a), run=(X,)).ok
+    first = hl.compare(a, Port(a, "norm"), run=(X,)).first
+    assert first.hint == "what 'head' gets in a is the output of 'body.3', which b does not have"
+    assert first.function == "out:inputs"
+    first = hl.compare(a, Port(a, "act"), run=(X,)).first
+    assert first.hint == "what 'body.2' gets in a is the output of 'body.1', which b does not have"
+
+
+def test_a_function_that_gets_the_output_of_another_module_is_named():
+    class Gated(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.gate, self.act, self.up = nn.Linear(8, 8), nn.SiLU(), nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.act(self.gate(x)) * self.up(x)
+
+    class NotGated(Gated):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.gate(x) * self.up(x)
+
+    first = hl.compare(Gated(), NotGated(), run=(X,)).first
+    assert first.hint == "/mul#0 gets the output of 'act' in a, and that of 'gate' in b"
+
+
+def test_patterns_of_attention_that_differ_in_no_known_way_are_named():
+    class Attention(nn.Module):
+        def __init__(self, shift: float) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.q, self.k, self.shift = nn.Linear(8, 8), nn.Linear(8, 8), shift
+
+        def forward(self, x: Tensor) -> Tensor:
+            places = torch.arange(5) * self.shift
+            scores = self.q(x)[:, None] @ self.k(x)[:, None].mT + (places[:, None] - places).sin()
+            return (scores.softmax(-1) @ x[:, None])[:, 0]
+
+    first = hl.compare(Attention(0.5), Attention(0.6), run=(X,)).first
+    assert first.hint in (
+        "shift is 0.5 in a and 0.6 in b",
+        "in /softmax#0, the patterns of attention differ, and with a's the error is gone",
+    )
+    b = Attention(0.5)
+    b.forward = Attention(0.6).forward
+    with torch.no_grad():
+        first = hl.compare(Attention(0.5), b, run=(X,)).first
+    assert first.hint == "" or "softmax" in first.hint
+
+
+class Alone(nn.Module):
+    """Can't run by itself: it needs what its model does before."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor, self.ready = factor, []
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.factor if self.ready.pop() else x
+
+
+class Around(nn.Module):
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.inner = Alone(factor)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.inner.ready.append(True)
+        return self.inner(x)
+
+
+def test_a_module_that_can_not_run_by_itself_gets_the_hints_that_need_no_run():
+    first = hl.compare(Around(1.0), Around(3.0), run=(X,)).first
+    assert first.site == "inner"
+    assert first.hint == "a's output is 0.333333 times b's"
+
+
+def test_the_models_stay_as_they_are_when_hints_are_tested():
+    a, b = pair()
+    with torch.no_grad():
+        b.attn.weight.mul_(2)
+    b.norm.eps = 0.5
+    before = copy.deepcopy(b.state_dict())
+    assert not hl.compare(a, b, run=(X,)).ok
+    assert all(torch.equal(one, before[name]) for name, one in b.state_dict().items())
+    assert (b.norm.eps, b.scale) == (0.5, 0.5)
+
+
+def test_one_number_has_no_relation():
+    class Total(Block):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x).sin().sum()
+
+    class Other(Block):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x).cos().sum()
+
+    torch.manual_seed(0)
+    a, b = Total(), Other()
+    b.load_state_dict(a.state_dict())
+    assert "times" not in hl.compare(a, b, run=(X,)).first.hint

@@ -214,12 +214,26 @@ def _explain(place: ComparedPlace, runs: Runs) -> None:
         same = (name for name, one in held if one.shape == tensor.shape and torch.equal(one.to(tensor), tensor))
         return next(same, "")
 
-    hint = hint_for(
-        Suspect(
-            of_a.module, of_b.module, of_a.inputs, given, *place.local_values, place.limits, convert, owner, of_a.random
-        )
-    )
+    start, other_start = (f"{path}." if path else "" for path in (place.site, place.other))
+    names = {
+        path.removeprefix(start): other.removeprefix(other_start)
+        for path, other in runs.matching.pairs.items()
+        if path and other and path.startswith(start) and other.startswith(other_start)
+    }
+
+    def innermost(tensor: Tensor) -> str:
+        inside = {path: calls for path, calls in runs.of_a.calls.items() if path and path.startswith(start)}
+        found = [path for path, calls in inside.items() if any(_is_output(tensor, one.output) for one in calls)]
+        return max(found, key=lambda path: path.count("."), default="").removeprefix(start)
+
+    values = (of_a.inputs, given, *place.local_values, place.limits)
+    suspect = Suspect(of_a.module, of_b.module, *values, convert, owner, of_a.random, innermost, names)
+    hint = hint_for(suspect)
     if hint is not None:
         place.hint = hint.text
         inside = hint.function if hint.function[:1] in ("", "/") or not place.other else f".{hint.function}"
         place.function = f"{place.other}{inside}" if inside else ""
+
+
+def _is_output(tensor: Tensor, output: Any) -> bool:
+    return any(one.shape == tensor.shape and torch.equal(one, tensor) for one in tensors_of(output))

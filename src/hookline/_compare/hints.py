@@ -7,9 +7,9 @@ that change and the same inputs, returns what a's module returns, up to rounding
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from hookline import Hooks, Site
 from hookline._compare.apart import OtherShape, apart, difference, largest_element
 from hookline._compare.compared_attention import find_pattern, how_masks_differ, how_patterns_differ, result_with
+from hookline._compare.filled_inputs import Filled
 from hookline._compare.paired_values import Paired, tensors_of
 from hookline._compare.random_numbers import RandomState
 from hookline._compare.recording import ModuleCall
@@ -62,6 +63,8 @@ class Suspect:
     convert: Callable[[Any], tuple[Any, Any]]  # Returns a's output and an output of b in the same layout.
     owner: Callable[[Tensor], str] = lambda _: ""  # Returns the name of a's parameter that has these numbers.
     random: RandomState | None = None  # The random numbers with which a's module began.
+    innermost: Callable[[Tensor], str] = lambda _: ""  # Returns the innermost module inside a's that returned a tensor.
+    names: Mapping[str, str] = field(default_factory=dict)  # The paths of modules inside a's, and those of their pairs.
 
     @cached_property
     def changeable(self) -> nn.Module:
@@ -76,12 +79,30 @@ class Suspect:
     @cached_property
     def passing_in_a(self) -> dict[str, Any]:
         """What passes inside a's module, by site."""
-        return passing_inside(self.a, self.inputs, self.random)
+        return passing_inside(self.a, self.inputs, self.names, self.random)
 
     @cached_property
     def passing_in_b(self) -> dict[str, Any]:
-        """What passes inside b's module on the same inputs."""
-        return passing_inside(self.b, self.given, self.random)
+        """What passes inside b's module on the same inputs. Modules that are paired have the names of a."""
+        inside = passing_inside(self.b, self.given, self.names.values(), self.random)
+        return {self.as_in_a(site): value for site, value in inside.items()}
+
+    def has(self, name: str) -> bool:
+        """Return True if b has a module that stands for one inside a's."""
+        return name in self.names or any(True for path in self.names if path.startswith(f"{name}."))
+
+    def as_in_a(self, site: str) -> str:
+        """Return what a site inside b's module is called in a; where a has none, its name and "of b" if a has that."""
+        name, colon, port = site.partition(":")
+        of_a = next((path for path, other in self.names.items() if other == name), None)
+        if of_a is None:
+            of_a = f"{name} of b" if name in self.names else name
+        return f"{of_a}{colon}{port}"
+
+    def as_in_b(self, site: str) -> str:
+        """Return what a site is called in b."""
+        name, colon, port = site.partition(":")
+        return f"{self.names.get(name, name).removesuffix(' of b')}{colon}{port}"
 
     @cached_property
     def results_in_a(self) -> Results:
@@ -399,40 +420,43 @@ def _between(suspect: Suspect, must_know: bool = True) -> Hint | None:
         if not site.endswith(":inputs") or not _explained_before(suspect, site, mine, pair, theirs):
             return None
         name = site.removesuffix(":inputs")
-        text = _passed_on(pair[0], suspect.passing_in_a, theirs, "b does not have")
+        text = _only_in_a(suspect, pair[0])
         text = text or relation(*pair, before, (), suspect.near(pair[0]))
-        extra = _passed_on(pair[1], theirs, suspect.passing_in_a, "a does not have")
+        extra = _only_in_b(suspect, pair[1])
         if extra and not text:
-            return Hint(f"what {name!r} gets in b is {extra}", site)
+            return Hint(f"what {name!r} gets in b is {extra}", suspect.as_in_b(site))
         if must_know and not text:
             return None
-        return Hint(f"what {name!r} gets in a is {text}" if text else f"{name!r} gets something else", site)
+        words = f"what {name!r} gets in a is {text}" if text else f"{name!r} gets something else"
+        return Hint(words, suspect.as_in_b(site))
     return None
 
 
-def _passed_on(given: Tensor, values: Mapping[str, Any], others: Mapping[str, Any], lacks: str) -> str:
-    """Say that a tensor is the output of a module that the other model does not have."""
-    for site, value in values.items():
-        if (
-            site not in others
-            and not site.endswith(":inputs")
-            and any(torch.equal(given, one) for one in tensors_of(value))
-        ):
-            return f"the output of {site!r}, which {lacks}"
-    return ""
+def _only_in_a(suspect: Suspect, given: Tensor) -> str:
+    """Say that a tensor is the output of a module of a that b does not have."""
+    site = suspect.innermost(given)
+    return f"the output of {site!r}, which b does not have" if site and not suspect.has(site) else ""
+
+
+def _only_in_b(suspect: Suspect, given: Tensor) -> str:
+    """Say that a tensor is the output of a module of b that a does not have."""
+    site = _returned_by(given, suspect.passing_in_b)
+    a_has = {*suspect.passing_in_a, *suspect.names}
+    return f"the output of {site!r}, which a does not have" if site and site not in a_has else ""
 
 
 def _explained_before(
     suspect: Suspect, site: str, inputs: Any, pair: tuple[Tensor, Tensor], theirs: Mapping[str, Any]
 ) -> bool:
     """Return True if it explains the error that a module inside gets something else."""
-    if _explained_at(suspect, site, inputs):
+    if _explained_at(suspect, suspect.as_in_b(site), Filled(inputs, theirs[site], None).inputs):
         return True
     # What the module gets may go elsewhere too, as into a residual connection: then its source has to be replaced.
     for source, value in theirs.items():
         whole, tensors = isinstance(value, Tensor), tensors_of(value)[:1]
         if not source.endswith(":inputs") and tensors and torch.equal(tensors[0], pair[1]):
-            return _explained_at(suspect, source if whole else f"{source}[0]", pair[0])
+            place = suspect.as_in_b(source)
+            return _explained_at(suspect, place if whole else f"{place}[0]", pair[0])
     for function, result in suspect.results_in_b.items():
         if isinstance(result.get("output"), Tensor) and torch.equal(result["output"], pair[1]):
             return _explained_at(suspect, function, pair[0])
@@ -443,8 +467,10 @@ def _reaching(suspect: Suspect) -> Hint | None:
     return _between(suspect, must_know=False)
 
 
-def passing_inside(module: nn.Module, inputs: Mapping[str, Any], random: RandomState | None = None) -> dict[str, Any]:
-    """Return what the modules directly inside another get and return in their first calls, in order."""
+def passing_inside(
+    module: nn.Module, inputs: Mapping[str, Any], paths: Iterable[str] = (), random: RandomState | None = None
+) -> dict[str, Any]:
+    """Return what the modules directly inside another, and at some paths, get and return in their first calls."""
     module = copied(module)
     hooks = short_form(module)
     names = [name for name, child in module.named_children() if not is_container(child)]
@@ -454,6 +480,7 @@ def passing_inside(module: nn.Module, inputs: Mapping[str, Any], random: RandomS
         if is_container(child)
         for one, _ in child.named_children()
     ]
+    names = list(dict.fromkeys((*names, *paths)))
     if not names:
         return {}
     kept = hooks.capture([Site(name, port=port) for name in names for port in ("inputs", "output")], keep="all")
@@ -519,8 +546,32 @@ def _functions(suspect: Suspect) -> Hint | None:
             continue
         if not _explained_at(suspect, name, mine["output"]):
             return None
+        sources = _sources(suspect, mine["inputs"], theirs[name]["inputs"])
+        if sources is not None and sources[0] == sources[1]:
+            return None  # That module inside is why.
+        if sources is not None:
+            return Hint(f"{name} gets the output of {sources[0]!r} in a, and that of {sources[1]!r} in b", name)
         return Hint(_words(name, mine, theirs[name], suspect.near(mine["output"])), name)
     return None
+
+
+def _sources(suspect: Suspect, mine: Mapping[str, Any], yours: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Return the modules inside a and b that gave a function an argument which differs."""
+    for key, value in mine.items():
+        other = yours.get(key)
+        if isinstance(value, Tensor) and isinstance(other, Tensor) and not _are_near(value, other, suspect.near(value)):
+            sources = _returned_by(value, suspect.passing_in_a), _returned_by(other, suspect.passing_in_b)
+            if all(sources):
+                return sources
+    return None
+
+
+def _returned_by(value: Any, inside: Mapping[str, Any]) -> str:
+    """Return the site of a module inside that returned a tensor; "" if none did."""
+    if not isinstance(value, Tensor):
+        return ""
+    sites = [site for site in inside if not site.endswith(":inputs")]
+    return next((site for site in sites if any(torch.equal(value, one) for one in tensors_of(inside[site]))), "")
 
 
 def _results(module: nn.Module, inputs: Mapping[str, Any], random: RandomState | None) -> Results:

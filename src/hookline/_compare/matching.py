@@ -35,6 +35,7 @@ class Matching(Tabular):
     how: dict[str, str] = field(default_factory=dict)  # Path in a: how the pair was found.
     only_a: list[str] = field(default_factory=list)
     only_b: list[str] = field(default_factory=list)
+    with_weights: list[str] = field(default_factory=list)  # Those of the last two that hold weights themselves.
 
     def add(self, path: str, other: str, how: str) -> None:
         """Add a pair."""
@@ -78,6 +79,9 @@ def match_modules(a: Recording, b: Recording, match: Mapping[str, str | None] | 
     found.only_a = [path for path in ours if path not in found.pairs and path not in left_out]
     taken = set(found.pairs.values())
     found.only_b = [path for path in theirs if path not in taken]
+    for names, ran, side in ((found.only_a, a, "a"), (found.only_b, b, "b")):
+        holding = (path for path in names if any(True for _ in ran.calls[path][0].module.parameters(recurse=False)))
+        found.with_weights += [f"{path!r} of {side}" for path in holding]
     found.pairs = {path: found.pairs[path] for path in ours if path in found.pairs}
     return found
 

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from hookline._explore.explore import Page
 
 KINDS = ("seen", "local")
-_NAMED = 3  # So many modules without a counterpart are named.
 Pair = tuple[Any, Any]  # A value of a, and that of b in the same layout.
 
 
@@ -159,7 +158,9 @@ class Comparison(Tabular, Mapping[str, ComparedPlace]):
         size = f": {_short(error, first)}" if error is not None and not first.odd and not error.is_none else ""
         note = "" if first.odd or what == first.note else first.note
         told = "; ".join(filter(None, (f"{where} {what}{size}", first.worst, note)))
-        return f"{told}. Hint: {first.hint}" if first.hint else told
+        if first.hint:
+            return f"{told}. Hint: {first.hint}"
+        return "; ".join((told, *self._remarks())) if not first.site and self.gradients is None else told
 
     def errors(self, kind: str | None = None) -> dict[str, Any]:
         """Return the relative error of each place: "seen" or "local"; by default both, for `hl.explore(measured=)`."""
@@ -239,15 +240,20 @@ class Comparison(Tabular, Mapping[str, ComparedPlace]):
             )
         if self.gradients is not None and self.gradients.first is self.first and not self.gradients.ok:
             return replace(table_of(self.gradients), title=self.verdict)
-        title = ". ".join((self.verdict, *self._remarks()))
+        more = [remark for remark in self._remarks() if remark not in self.verdict]
+        title = ". ".join((self.verdict, *more))
         return Table(header, rows, title, every='f"{report:all}"')
 
     def _remarks(self) -> list[str]:
         """Return the notes for above the table, without lists of names."""
         left = [*self.matching.only_a, *self.matching.only_b] if self.matching is not None else []
         kind, has = ("place" if self._is_of_values else "module"), "has" if len(left) == 1 else "have"
-        which = f" ({', '.join(left)})" if len(left) <= _NAMED else ""
-        more = [f"{count(len(left), kind)}{which} {has} no counterpart: see report.matching"] if left else []
+        which = ""
+        if self.matching is not None and self.matching.with_weights:
+            held = self.matching.with_weights
+            holds = "which holds weights" if len(held) == 1 else f"and {len(held)} in all hold weights"
+            which = f", {'as' if len(held) > 1 else 'among them'} {held[0]}, {holds}"
+        more = [f"{count(len(left), kind)} {has} no counterpart{which}: see report.matching"] if left else []
         return [*(note for note in self.notes if not note.startswith("only in")), *more]
 
     def _remark(self, place: ComparedPlace) -> str:
