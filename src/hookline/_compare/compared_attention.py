@@ -52,12 +52,12 @@ def result_with(pattern: Tensor, result: Result) -> Tensor:
     return pattern.to(value) @ _repeated(value, query)
 
 
-def how_patterns_differ(ours: Tensor, theirs: Tensor, near: float) -> str:
+def how_patterns_differ(in_a: Tensor, in_b: Tensor, near: float) -> str:
     """Say how two attention patterns differ: in their mask, their heads or their scale; "" if in another way."""
-    if ours.shape != theirs.shape:
+    if in_a.shape != in_b.shape:
         return ""
-    one, two = ours.to("cpu", torch.float64), theirs.to("cpu", torch.float64)
-    text = how_masks_differ(ours, theirs)
+    one, two = in_a.to("cpu", torch.float64), in_b.to("cpu", torch.float64)
+    text = how_masks_differ(in_a, in_b)
     if text:
         return text
     order = order_of_rows(one.movedim(-3, 0).flatten(1), two.movedim(-3, 0).flatten(1), near)
@@ -75,23 +75,23 @@ def _scale(one: Tensor, two: Tensor) -> float | None:
         logs = pattern.log().masked_fill(~seen, 0.0)
         mean = logs.sum(-1, keepdim=True) / seen.sum(-1, keepdim=True).clamp(min=1)
         scores.append((logs - mean).masked_fill(~seen, 0.0))
-    mine, yours = scores
-    if not yours.any():
+    from_a, from_b = scores
+    if not from_b.any():
         return None
-    scale = ((mine * yours).sum() / yours.square().sum()).item()
-    return scale if (mine - scale * yours).norm() <= 1e-2 * mine.norm() else None
+    scale = ((from_a * from_b).sum() / from_b.square().sum()).item()
+    return scale if (from_a - scale * from_b).norm() <= 1e-2 * from_a.norm() else None
 
 
-def how_masks_differ(ours: Tensor, theirs: Tensor) -> str:
+def how_masks_differ(in_a: Tensor, in_b: Tensor) -> str:
     """Say how far positions attend ahead, if these are masks, or attention patterns with other masks."""
     if (
-        ours.dim() < 2 + (ours.shape[-2] != ours.shape[-1])
-        or ours.shape != theirs.shape
-        or ours.shape[-2] < 2
-        or ours.shape[-1] < 2
+        in_a.dim() < 2 + (in_a.shape[-2] != in_a.shape[-1])
+        or in_a.shape != in_b.shape
+        or in_a.shape[-2] < 2
+        or in_a.shape[-1] < 2
     ):
         return ""
-    seen = [_seen(one) for one in (ours, theirs)]
+    seen = [_seen(one) for one in (in_a, in_b)]
     if seen[0] is None or seen[1] is None or torch.equal(seen[0], seen[1]):
         return ""
     ahead = [_ahead(one) for one in seen if one is not None]

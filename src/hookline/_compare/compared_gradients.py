@@ -107,9 +107,9 @@ def _backward(model: nn.Module, given: Arguments, loss: Loss) -> tuple[dict[str,
     return observer.found, {name: one for name, one in named if one is not None}
 
 
-def _apart(ours: Any, theirs: Any) -> tuple[Apart | None, str]:
+def _apart(in_a: Any, in_b: Any) -> tuple[Apart | None, str]:
     try:
-        return apart(ours, theirs), ""
+        return apart(in_a, in_b), ""
     except OtherShape as error:
         return None, f"not compared: {error}"
 
@@ -125,16 +125,18 @@ def _measure_local(
     of_a, of_b = calls
     filled = Filled(of_a.inputs, of_b.inputs, runs.to_b)
     try:
-        ours = _given_back(of_a, of_a.inputs, gradient)
-        theirs = _given_back(of_b, filled.inputs, gradient)
+        in_a = _given_back(of_a, of_a.inputs, gradient)
+        in_b = _given_back(of_b, filled.inputs, gradient)
     except Exception:  # Such a module can't run by itself, or not with a copy of its inputs.
         place.note = "can't run by itself"
         return
-    named = [(ours.pop(mine), theirs.pop(name), name) for name, mine in filled.named if mine in ours and name in theirs]
+    named = [
+        (in_a.pop(from_a), in_b.pop(name), name) for name, from_a in filled.named if from_a in in_a and name in in_b
+    ]
     named += [
-        (ours[name], theirs[name], name)
-        for name in ours
-        if name in theirs and f"{path}.{name}".rpartition(".")[0].removeprefix(".") not in made_good
+        (in_a[name], in_b[name], name)
+        for name in in_a
+        if name in in_b and f"{path}.{name}".rpartition(".")[0].removeprefix(".") not in made_good
     ]
     more = _MORE * (1 + sum(1 for _ in of_a.module.modules())) ** 0.5
     for one, two, name in named:
@@ -146,10 +148,7 @@ def _measure_local(
         if one.shape != two.shape or not one.numel():
             continue
         found = difference(one, two)
-        limits = {
-            part: Limit(more * limit.largest, more * limit.relative)
-            for part, limit in runs.rounding.free(found.parts).items()
-        }
+        limits = {part: limit.times(more) for part, limit in runs.rounding.free(found.parts).items()}
         part = uncovered(found.parts, limits)
         if place.local is None or found.whole.relative > place.local.relative or (part and not place.is_off):
             place.local = found.whole

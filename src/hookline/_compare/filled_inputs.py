@@ -18,42 +18,42 @@ class Filled:
     Arguments of the same name correspond, and so do the first ones. Objects such as key-value caches stay b's.
     """
 
-    def __init__(self, ours: Mapping[str, Any], theirs: Mapping[str, Any], convert: Convert | None) -> None:
+    def __init__(self, in_a: Mapping[str, Any], in_b: Mapping[str, Any], convert: Convert | None) -> None:
         self.kept: list[str] = []  # The tensors of b that stay, since a has none that fits.
         self._convert = convert
-        self.named = self._names(ours, theirs)  # The names of arguments that correspond: in b, and in a.
-        self.inputs = {name: self._fill(name, ours[mine], theirs[name]) for name, mine in self.named}
-        for name, given in theirs.items():
+        self.named = self._names(in_a, in_b)  # The names of arguments that correspond: in b, and in a.
+        self.inputs = {name: self._fill(name, in_a[from_a], in_b[name]) for name, from_a in self.named}
+        for name, given in in_b.items():
             if name not in self.inputs:
                 self.inputs[name] = given
                 self.kept += [name] * any(True for _ in leaves(given))
-        self.inputs = {name: self.inputs[name] for name in theirs}
+        self.inputs = {name: self.inputs[name] for name in in_b}
 
-    def _names(self, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[tuple[str, str]]:
-        pairs = [(name, name) for name in theirs if name in ours]
-        mine = [name for name in ours if name not in theirs and _has_tensor(ours[name])]
-        yours = [name for name in theirs if name not in ours and _has_tensor(theirs[name])]
-        if mine and yours and list(ours).index(mine[0]) == list(theirs).index(yours[0]) == 0:
-            return [*pairs, (yours[0], mine[0])]
-        if len(mine) == len(yours) == 1:
-            return [*pairs, (yours[0], mine[0])]
+    def _names(self, in_a: Mapping[str, Any], in_b: Mapping[str, Any]) -> list[tuple[str, str]]:
+        pairs = [(name, name) for name in in_b if name in in_a]
+        from_a = [name for name in in_a if name not in in_b and _has_tensor(in_a[name])]
+        from_b = [name for name in in_b if name not in in_a and _has_tensor(in_b[name])]
+        if from_a and from_b and list(in_a).index(from_a[0]) == list(in_b).index(from_b[0]) == 0:
+            return [*pairs, (from_b[0], from_a[0])]
+        if len(from_a) == len(from_b) == 1:
+            return [*pairs, (from_b[0], from_a[0])]
         return pairs
 
-    def _fill(self, name: str, ours: Any, theirs: Any) -> Any:
-        if isinstance(theirs, Tensor):
-            if isinstance(ours, Tensor):
-                given = self._convert(ours) if self._convert is not None and ours.shape != theirs.shape else ours
-                if [size for size in given.shape if size != 1] == [size for size in theirs.shape if size != 1]:
-                    given = given.reshape(theirs.shape)
-                if given.shape == theirs.shape and given.is_floating_point() == theirs.is_floating_point():
-                    return _cast(given, theirs)
+    def _fill(self, name: str, in_a: Any, in_b: Any) -> Any:
+        if isinstance(in_b, Tensor):
+            if isinstance(in_a, Tensor):
+                given = self._convert(in_a) if self._convert is not None and in_a.shape != in_b.shape else in_a
+                if [size for size in given.shape if size != 1] == [size for size in in_b.shape if size != 1]:
+                    given = given.reshape(in_b.shape)
+                if given.shape == in_b.shape and given.is_floating_point() == in_b.is_floating_point():
+                    return _cast(given, in_b)
             self.kept.append(name)
-            return theirs
-        parts, own = children(theirs), children(ours)
+            return in_b
+        parts, own = children(in_b), children(in_a)
         if not parts or not own or parts.keys() != own.keys():
-            self.kept += [name] * any(True for _ in leaves(theirs))
-            return theirs
-        return rebuild(theirs, {key: self._fill(name, own[key], part) for key, part in parts.items()})
+            self.kept += [name] * any(True for _ in leaves(in_b))
+            return in_b
+        return rebuild(in_b, {key: self._fill(name, own[key], part) for key, part in parts.items()})
 
 
 def _has_tensor(value: Any) -> bool:

@@ -199,21 +199,21 @@ def _drops(module: nn.Module) -> bool:
 
 def _weights(suspect: Suspect) -> str | None:
     """Put weights of a into a copy of b's module."""
-    ours = {**dict(suspect.a.named_parameters()), **dict(suspect.a.named_buffers())}
-    theirs = {**dict(suspect.b.named_parameters()), **dict(suspect.b.named_buffers())}
-    pairs = [name for name in ours if name in theirs]
+    in_a = {**dict(suspect.a.named_parameters()), **dict(suspect.a.named_buffers())}
+    in_b = {**dict(suspect.b.named_parameters()), **dict(suspect.b.named_buffers())}
+    pairs = [name for name in in_a if name in in_b]
     differing = {}
     for name in pairs:
-        kind, what = difference_of(ours[name], theirs[name])
+        kind, what = difference_of(in_a[name], in_b[name])
         if kind != EQUAL:
             differing[name] = what
     for names in [*([name] for name in differing), list(differing)]:
-        if names and _explained_with(suspect, {name: ours[name] for name in names}):
-            said = {name: _in_words(suspect, name, ours[name], theirs[name], differing[name]) for name in names[:4]}
+        if names and _explained_with(suspect, {name: in_a[name] for name in names}):
+            said = {name: _in_words(suspect, name, in_a[name], in_b[name], differing[name]) for name in names[:4]}
             return "; ".join(f"{name}: {words}" for name, words in said.items())
     for name in pairs:  # Another class may hold the same weight transposed.
-        is_own = "." not in name and ours[name].dim() == 2
-        if is_own and _explained_with(suspect, {name: ours[name].T}):
+        is_own = "." not in name and in_a[name].dim() == 2
+        if is_own and _explained_with(suspect, {name: in_a[name].T}):
             return f"{name}: transposed"
     return None
 
@@ -235,10 +235,10 @@ def _explained_with(suspect: Suspect, weights: Mapping[str, Tensor]) -> bool:
     return False
 
 
-def _in_words(suspect: Suspect, name: str, ours: Tensor, theirs: Tensor, what: str) -> str:
+def _in_words(suspect: Suspect, name: str, in_a: Tensor, in_b: Tensor, what: str) -> str:
     """Say how a weight differs."""
-    other = suspect.owner(theirs.detach()) if "%" in what else ""
-    return _base(name, ours, theirs) or (f"it is that of {other!r} in a" if other else what)
+    other = suspect.owner(in_b.detach()) if "%" in what else ""
+    return _base(name, in_a, in_b) or (f"it is that of {other!r} in a" if other else what)
 
 
 def _held(module: nn.Module, name: str) -> Tensor:
@@ -275,20 +275,20 @@ def _set(module: Any, settings: Mapping[str, Any]) -> Iterator[None]:
             setattr(module, name, value)
 
 
-def _base(name: str, ours: Tensor, theirs: Tensor) -> str:
+def _base(name: str, in_a: Tensor, in_b: Tensor) -> str:
     """Name the base of rotary frequencies."""
-    if "inv_freq" not in name or ours.numel() < 2 or ours.shape != theirs.shape:
+    if "inv_freq" not in name or in_a.numel() < 2 or in_a.shape != in_b.shape:
         return ""
-    bases = [(tensor[0].double() / tensor[1].double()).item() ** len(tensor) for tensor in (ours, theirs)]
+    bases = [(tensor[0].double() / tensor[1].double()).item() ** len(tensor) for tensor in (in_a, in_b)]
     return f"the base of the rotary embedding is {bases[0]:.6g} in a and {bases[1]:.6g} in b"
 
 
 def _biases(suspect: Suspect) -> str | None:
-    mine, yours = getattr(suspect.a, "bias", None), getattr(suspect.b, "bias", None)
+    from_a, from_b = getattr(suspect.a, "bias", None), getattr(suspect.b, "bias", None)
     outputs = tensors_of(suspect.of_b)
-    if isinstance(mine, Tensor) and yours is None and outputs and suspect.explains(_with_bias(outputs[0], mine)):
+    if isinstance(from_a, Tensor) and from_b is None and outputs and suspect.explains(_with_bias(outputs[0], from_a)):
         return "b has no bias"
-    if isinstance(yours, Tensor) and mine is None and outputs and suspect.explains(_with_bias(outputs[0], -yours)):
+    if isinstance(from_b, Tensor) and from_a is None and outputs and suspect.explains(_with_bias(outputs[0], -from_b)):
         return "b has a bias, and a has none"
     return None
 
@@ -310,17 +310,17 @@ def _settings(suspect: Suspect) -> str | None:
         except AttributeError:
             continue
         differing = list(_differing_settings(one, two))
-        for name, mine, other, yours in differing:
-            with _set(two, {other: mine}):
+        for name, from_a, other, from_b in differing:
+            with _set(two, {other: from_a}):
                 if suspect.explained_by(suspect.changeable):
                     full = f"{path}.{name}" if path else name
-                    return f"{full} is {mine!r} in a and {yours!r} in b"
+                    return f"{full} is {from_a!r} in a and {from_b!r} in b"
         if len(differing) > 1:
-            with _set(two, {other: mine for _, mine, other, _ in differing}):
+            with _set(two, {other: from_a for _, from_a, other, _ in differing}):
                 if suspect.explained_by(suspect.changeable):
                     return "; ".join(
-                        f"{name} is {mine!r} in a and {yours!r} in b"
-                        for name, mine, _, yours in differing
+                        f"{name} is {from_a!r} in a and {from_b!r} in b"
+                        for name, from_a, _, from_b in differing
                         if name[0] != "_"
                     )
     return None
@@ -328,10 +328,10 @@ def _settings(suspect: Suspect) -> str | None:
 
 def _config(suspect: Suspect) -> str | None:
     """Give a copy of b's module the numbers of a's config, if both have one."""
-    for name, mine, other, yours in _differing_settings(suspect.a, suspect.changeable, "config"):
-        with _set(suspect.changeable.config, {other: mine}):
+    for name, from_a, other, from_b in _differing_settings(suspect.a, suspect.changeable, "config"):
+        with _set(suspect.changeable.config, {other: from_a}):
             if suspect.explained_by(suspect.changeable):
-                return f"config.{name} is {mine!r} in a and {yours!r} in b"
+                return f"config.{name} is {from_a!r} in a and {from_b!r} in b"
     return None
 
 
@@ -365,13 +365,13 @@ def _tensor_cores(suspect: Suspect) -> str | None:
 def _differing_settings(one: nn.Module, two: nn.Module, of: str = "") -> Iterator[tuple[str, Any, str, Any]]:
     """Yield the names and values of numbers that differ in two modules, or in an object that both hold."""
     held = [getattr(module, of, None) if of else module for module in (one, two)]
-    ours, theirs = (dict(_numbers(vars(each))) if hasattr(each, "__dict__") else {} for each in held)
-    for name, mine in ours.items():
-        if name in theirs and theirs[name] != mine:
-            yield name, mine, name, theirs[name]
-    eps = [[name for name in numbers if "eps" in name] for numbers in (ours, theirs)]
-    if len(eps[0]) == len(eps[1]) == 1 and eps[0] != eps[1] and ours[eps[0][0]] != theirs[eps[1][0]]:
-        yield eps[0][0], ours[eps[0][0]], eps[1][0], theirs[eps[1][0]]
+    in_a, in_b = (dict(_numbers(vars(each))) if hasattr(each, "__dict__") else {} for each in held)
+    for name, from_a in in_a.items():
+        if name in in_b and in_b[name] != from_a:
+            yield name, from_a, name, in_b[name]
+    eps = [[name for name in numbers if "eps" in name] for numbers in (in_a, in_b)]
+    if len(eps[0]) == len(eps[1]) == 1 and eps[0] != eps[1] and in_a[eps[0][0]] != in_b[eps[1][0]]:
+        yield eps[0][0], in_a[eps[0][0]], eps[1][0], in_b[eps[1][0]]
 
 
 def _numbers(attributes: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -402,22 +402,23 @@ def _between(suspect: Suspect, must_know: bool = True) -> Hint | None:
 
     Tested by giving it what it gets in a.
     """
-    theirs = suspect.passing_in_b
+    in_b = suspect.passing_in_b
     before: dict[str, Any] = {"the input": suspect.inputs}
-    for site, mine in suspect.passing_in_a.items():
-        if site not in theirs:
-            before[site] = mine
+    for site, from_a in suspect.passing_in_a.items():
+        if site not in in_b:
+            before[site] = from_a
             continue
-        tensors, others = tensors_of(mine), tensors_of(theirs[site])
+        tensors, others = tensors_of(from_a), tensors_of(in_b[site])
         try:
-            is_same = not others or suspect.near(mine).covers(apart(mine, theirs[site]))
+            near = suspect.near(from_a).times(len(before) ** 0.5)  # Rounding adds up.
+            is_same = not others or near.covers(apart(from_a, in_b[site]))
         except OtherShape:
             return None
         if is_same:
-            before[site] = mine
+            before[site] = from_a
             continue
         pair = next(pair for pair in zip(tensors, others, strict=False) if not torch.equal(*pair))
-        if not site.endswith(":inputs") or not _explained_before(suspect, site, mine, pair, theirs):
+        if not site.endswith(":inputs") or not _explained_before(suspect, site, from_a, pair, in_b):
             return None
         name = site.removesuffix(":inputs")
         text = _only_in_a(suspect, pair[0])
@@ -446,13 +447,13 @@ def _only_in_b(suspect: Suspect, given: Tensor) -> str:
 
 
 def _explained_before(
-    suspect: Suspect, site: str, inputs: Any, pair: tuple[Tensor, Tensor], theirs: Mapping[str, Any]
+    suspect: Suspect, site: str, inputs: Any, pair: tuple[Tensor, Tensor], in_b: Mapping[str, Any]
 ) -> bool:
     """Return True if it explains the error that a module inside gets something else."""
-    if _explained_at(suspect, suspect.as_in_b(site), Filled(inputs, theirs[site], None).inputs):
+    if _explained_at(suspect, suspect.as_in_b(site), Filled(inputs, in_b[site], None).inputs):
         return True
     # What the module gets may go elsewhere too, as into a residual connection: then its source has to be replaced.
-    for source, value in theirs.items():
+    for source, value in in_b.items():
         whole, tensors = isinstance(value, Tensor), tensors_of(value)[:1]
         if not source.endswith(":inputs") and tensors and torch.equal(tensors[0], pair[1]):
             place = suspect.as_in_b(source)
@@ -511,16 +512,16 @@ def _attention(suspect: Suspect, must_know: bool = True) -> Hint | None:
 
     Tested by putting a's pattern into b's module.
     """
-    theirs = suspect.results_in_b
-    found = [find_pattern(one) for one in (suspect.results_in_a, theirs)]
+    in_b = suspect.results_in_b
+    found = [find_pattern(one) for one in (suspect.results_in_a, in_b)]
     if found[0] is None or found[1] is None:
         return None
-    (_, mine), (site, yours) = found[0], found[1]
-    if not must_know and mine.shape == yours.shape and torch.equal(mine, yours):
+    (_, from_a), (site, from_b) = found[0], found[1]
+    if not must_know and from_a.shape == from_b.shape and torch.equal(from_a, from_b):
         return None
-    text = how_patterns_differ(mine, yours, suspect.near(mine).largest)
+    text = how_patterns_differ(from_a, from_b, suspect.near(from_a).largest)
     text = text or ("" if must_know else "the patterns of attention differ, and with a's the error is gone")
-    if not text or not _explained_at(suspect, site, result_with(mine, theirs[site])):
+    if not text or not _explained_at(suspect, site, result_with(from_a, in_b[site])):
         return None
     return Hint(f"in {site}, {text}", site)
 
@@ -534,31 +535,31 @@ def _functions(suspect: Suspect) -> Hint | None:
 
     Tested by putting a's result into b's module.
     """
-    ours, theirs = suspect.results_in_a, suspect.results_in_b
-    for name, mine in ours.items():
-        if name not in theirs:
+    in_a, in_b = suspect.results_in_a, suspect.results_in_b
+    for name, from_a in in_a.items():
+        if name not in in_b:
             return None
         try:
-            error = apart(mine["output"], theirs[name]["output"])
+            error = apart(from_a["output"], in_b[name]["output"])
         except OtherShape:
             return None
-        if suspect.near(mine["output"]).covers(error):
+        if suspect.near(from_a["output"]).covers(error):
             continue
-        if not _explained_at(suspect, name, mine["output"]):
+        if not _explained_at(suspect, name, from_a["output"]):
             return None
-        sources = _sources(suspect, mine["inputs"], theirs[name]["inputs"])
+        sources = _sources(suspect, from_a["inputs"], in_b[name]["inputs"])
         if sources is not None and sources[0] == sources[1]:
             return None  # That module inside is why.
         if sources is not None:
             return Hint(f"{name} gets the output of {sources[0]!r} in a, and that of {sources[1]!r} in b", name)
-        return Hint(_words(name, mine, theirs[name], suspect.near(mine["output"])), name)
+        return Hint(_words(name, from_a, in_b[name], suspect.near(from_a["output"])), name)
     return None
 
 
-def _sources(suspect: Suspect, mine: Mapping[str, Any], yours: Mapping[str, Any]) -> tuple[str, str] | None:
+def _sources(suspect: Suspect, from_a: Mapping[str, Any], from_b: Mapping[str, Any]) -> tuple[str, str] | None:
     """Return the modules inside a and b that gave a function an argument which differs."""
-    for key, value in mine.items():
-        other = yours.get(key)
+    for key, value in from_a.items():
+        other = from_b.get(key)
         if isinstance(value, Tensor) and isinstance(other, Tensor) and not _are_near(value, other, suspect.near(value)):
             sources = _returned_by(value, suspect.passing_in_a), _returned_by(other, suspect.passing_in_b)
             if all(sources):
@@ -600,29 +601,29 @@ def _run_under(hooks: Hooks, module: nn.Module, inputs: Mapping[str, Any], rando
         return run_alone(module, map_tensors(torch.clone, inputs, in_objects=True), random=random, rests=False)
 
 
-def _words(name: str, ours: Mapping[str, Any], theirs: Mapping[str, Any], limit: Limit) -> str:
+def _words(name: str, in_a: Mapping[str, Any], in_b: Mapping[str, Any], limit: Limit) -> str:
     """Say how the results of a function differ."""
-    mine, yours = tensors_of(ours["output"]), tensors_of(theirs["output"])
-    masks = [tensors_of(one) for one in (ours["inputs"], theirs["inputs"])]
-    text = how_masks_differ(mine[0], yours[0]) or next(filter(None, map(how_masks_differ, *masks)), "")
+    from_a, from_b = tensors_of(in_a["output"]), tensors_of(in_b["output"])
+    masks = [tensors_of(one) for one in (in_a["inputs"], in_b["inputs"])]
+    text = how_masks_differ(from_a[0], from_b[0]) or next(filter(None, map(how_masks_differ, *masks)), "")
     if text:
         return f"in {name}, {text}"
-    text = relation(mine[0], yours[0], {"the input": ours["inputs"]}, (), limit)
+    text = relation(from_a[0], from_b[0], {"the input": in_a["inputs"]}, (), limit)
     if text:
         return f"in {name}, a's result is {text}"
     texts = [
-        f"{key} is {given!r} in a and {theirs['inputs'][key]!r} in b"
-        for key, given in ours["inputs"].items()
-        if isinstance(given, (*_NUMBERS, type(None))) and theirs["inputs"].get(key, given) != given
+        f"{key} is {given!r} in a and {in_b['inputs'][key]!r} in b"
+        for key, given in in_a["inputs"].items()
+        if isinstance(given, (*_NUMBERS, type(None))) and in_b["inputs"].get(key, given) != given
     ]
     text = "; ".join(texts)
-    given = tensors_of(ours["inputs"])
+    given = tensors_of(in_a["inputs"])
     if not text and given:
-        names = [_name_of_activation(given[0], one[0], limit) for one in (mine, yours)]
+        names = [_name_of_activation(given[0], one[0], limit) for one in (from_a, from_b)]
         text = f"a computes {names[0]}, and b {names[1]}" if all(names) and names[0] != names[1] else ""
     if text:
         return f"in {name}, {text}"
-    other = [key for key, given in ours["inputs"].items() if not _are_near(given, theirs["inputs"].get(key), limit)]
+    other = [key for key, given in in_a["inputs"].items() if not _are_near(given, in_b["inputs"].get(key), limit)]
     if other:
         return f"{name} gets another {other[0]!r} in b, and with a's result the error is gone"
     return f"{name} returns something else on the same inputs, and with a's result the error is gone"

@@ -65,53 +65,53 @@ class Matching(Tabular):
 def match_modules(a: Recording, b: Recording, match: Mapping[str, str | None] | None) -> Matching:
     """Return which of the modules that ran in a stand for which in b."""
     found = Matching()
-    ours, theirs = list(a.calls), list(b.calls)
+    in_a, in_b = list(a.calls), list(b.calls)
     if match is not None:
-        _match_given(found, ours, theirs, match)
-    left_out = {path for path in ours if match is not None and renamed(path, match) is None and path}
+        _match_given(found, in_a, in_b, match)
+    left_out = {path for path in in_a if match is not None and renamed(path, match) is None and path}
     taken = set(found.pairs.values())
-    for path in ours:
+    for path in in_a:
         is_free = path not in found.pairs and path not in left_out and path in b.calls and path not in taken
         if is_free and _have_one_name(path, a, b):
             found.add(path, path, NAME)
             taken.add(path)
     _match_like(found, a, b, left_out)
-    found.only_a = [path for path in ours if path not in found.pairs and path not in left_out]
+    found.only_a = [path for path in in_a if path not in found.pairs and path not in left_out]
     taken = set(found.pairs.values())
-    found.only_b = [path for path in theirs if path not in taken]
+    found.only_b = [path for path in in_b if path not in taken]
     for names, ran, side in ((found.only_a, a, "a"), (found.only_b, b, "b")):
         holding = (path for path in names if any(True for _ in ran.calls[path][0].module.parameters(recurse=False)))
         found.with_weights += [f"{path!r} of {side}" for path in holding]
-    found.pairs = {path: found.pairs[path] for path in ours if path in found.pairs}
+    found.pairs = {path: found.pairs[path] for path in in_a if path in found.pairs}
     return found
 
 
-def _match_given(found: Matching, ours: Sequence[str], theirs: Sequence[str], match: Mapping[str, str | None]) -> None:
-    refuse_unused(ours, match)
-    for path in ours:
+def _match_given(found: Matching, in_a: Sequence[str], in_b: Sequence[str], match: Mapping[str, str | None]) -> None:
+    refuse_unused(in_a, match)
+    for path in in_a:
         if _pattern_of(path, match) is None:
             continue
         other = renamed(path, match)
-        if other is not None and other in theirs:
+        if other is not None and other in in_b:
             found.add(path, other, GIVEN)
     for pattern, other in match.items():
         if other is not None and not any(
-            found.how.get(path) == GIVEN for path in ours if _pattern_of(path, match) == pattern
+            found.how.get(path) == GIVEN for path in in_a if _pattern_of(path, match) == pattern
         ):
-            first = next(path for path in ours if _pattern_of(path, match) == pattern)
+            first = next(path for path in in_a if _pattern_of(path, match) == pattern)
             made = renamed(first, match) or ""
             raise HooklineError(
                 f"match={{{pattern!r}: {other!r}}} makes {made!r} of {first!r}, and no such module of b ran"
-                f"{did_you_mean(made, theirs)}"
+                f"{did_you_mean(made, in_b)}"
             )
 
 
-def refuse_unused(ours: Sequence[str], match: Mapping[str, str | None] | None) -> None:
+def refuse_unused(in_a: Sequence[str], match: Mapping[str, str | None] | None) -> None:
     """Raise for a pattern in match= that fits nothing in a."""
     for pattern, other in (match or {}).items():
-        if not any(_regex(pattern).match(path) for path in ours):
+        if not any(_regex(pattern).match(path) for path in in_a):
             raise HooklineError(
-                f"match={{{pattern!r}: {other!r}}}: a has nothing of this name{did_you_mean(pattern, ours)}"
+                f"match={{{pattern!r}: {other!r}}}: a has nothing of this name{did_you_mean(pattern, in_a)}"
             )
 
 
@@ -147,17 +147,17 @@ def _regex(pattern: str) -> re.Pattern[str]:
 def _match_like(found: Matching, a: Recording, b: Recording, left_out: set[str]) -> None:
     """Add pairs of modules that are alike: first those that hold no others, then those around them."""
     taken = set(found.pairs.values())
-    ours = [path for path in a.calls if path not in found.pairs and path not in left_out]
-    theirs = [path for path in b.calls if path not in taken]
-    inner_a, inner_b = _innermost(ours, a), _innermost(theirs, b)
+    in_a = [path for path in a.calls if path not in found.pairs and path not in left_out]
+    in_b = [path for path in b.calls if path not in taken]
+    inner_a, inner_b = _innermost(in_a, a), _innermost(in_b, b)
     traits = [{path: _traits(path, ran.calls[path][0]) for path in one} for ran, one in ((a, inner_a), (b, inner_b))]
     for path, other in _with_one_weight(*traits):
         found.add(path, other, LIKE)
         del traits[0][path], traits[1][other]
     for path, other in _aligned(*traits):
         found.add(path, other, LIKE)
-    free = [path for path in theirs if path not in set(found.pairs.values())]
-    for path in sorted((one for one in ours if one not in found.pairs), key=_outermost_last):
+    free = [path for path in in_b if path not in set(found.pairs.values())]
+    for path in sorted((one for one in in_a if one not in found.pairs), key=_outermost_last):
         wanted = {found.pairs[one] for one in _inside(path, found.pairs)}
         for other in sorted(free, key=_outermost_last) if wanted else ():
             is_around = set(_inside(other, found.pairs.values())) == wanted
@@ -194,18 +194,18 @@ def _with_one_weight(a: Mapping[str, _Traits], b: Mapping[str, _Traits]) -> list
 
 def _aligned(a: Mapping[str, _Traits], b: Mapping[str, _Traits]) -> list[tuple[str, str]]:
     """Put two sequences of modules side by side, so that the pairs are as much alike as possible."""
-    ours, theirs = list(a), list(b)
+    in_a, in_b = list(a), list(b)
     scores = [[_likeness(one, two) for two in b.values()] for one in a.values()]
-    best = [[0.0] * (len(theirs) + 1) for _ in range(len(ours) + 1)]
-    for row in range(len(ours) - 1, -1, -1):
-        for column in range(len(theirs) - 1, -1, -1):
+    best = [[0.0] * (len(in_b) + 1) for _ in range(len(in_a) + 1)]
+    for row in range(len(in_a) - 1, -1, -1):
+        for column in range(len(in_b) - 1, -1, -1):
             both = best[row + 1][column + 1] + scores[row][column] if scores[row][column] else 0.0
             best[row][column] = max(best[row + 1][column], best[row][column + 1], both)
     pairs, row, column = [], 0, 0
-    while row < len(ours) and column < len(theirs):
+    while row < len(in_a) and column < len(in_b):
         score = scores[row][column]
         if score and best[row][column] == best[row + 1][column + 1] + score:
-            pairs.append((ours[row], theirs[column]))
+            pairs.append((in_a[row], in_b[column]))
             row, column = row + 1, column + 1
         elif best[row][column] == best[row + 1][column]:
             row += 1

@@ -19,20 +19,20 @@ _LEAST = 4  # Fewer elements show no relation: any number is a factor of another
 _CLEARLY = 3  # If several relations hold, the first is given, unless so many times less is left over by another.
 
 
-def relation(ours: Tensor, theirs: Tensor, others: Mapping[str, Any], norm: Sequence[Tensor], limit: Limit) -> str:
-    """Return in words how `ours` is computed from `theirs`, if that gives it up to `limit`; else "".
+def relation(in_a: Tensor, in_b: Tensor, others: Mapping[str, Any], norm: Sequence[Tensor], limit: Limit) -> str:
+    """Return in words how `in_a` is computed from `in_b`, if that gives it up to `limit`; else "".
 
     Args:
         others: Values that may be added, by name.
         norm: The weight and the bias of a norm that returned the two.
     """
-    if ours.shape != theirs.shape:
-        if ours.dim() >= 2 and ours.transpose(-1, -2).shape == theirs.shape:
-            return "b's transposed" if _near(ours, theirs.transpose(-1, -2), limit) else ""
+    if in_a.shape != in_b.shape:
+        if in_a.dim() >= 2 and in_a.transpose(-1, -2).shape == in_b.shape:
+            return "b's transposed" if _near(in_a, in_b.transpose(-1, -2), limit) else ""
         return ""
-    if not ours.is_floating_point() or not theirs.is_floating_point() or ours.numel() < _LEAST:
+    if not in_a.is_floating_point() or not in_b.is_floating_point() or in_a.numel() < _LEAST:
         return ""
-    one, two = ours.to("cpu", torch.float64), theirs.to("cpu", torch.float64)
+    one, two = in_a.to("cpu", torch.float64), in_b.to("cpu", torch.float64)
     best, least = "", math.inf
     for words, changed in _candidates(one, two, others, norm):
         if changed.shape == one.shape and _near(one, changed, limit):
@@ -53,13 +53,13 @@ def _candidates(
     for name, given in others.items():
         for tensor in tensors_of(given):
             if tensor.shape == one.shape and tensor.is_floating_point():
-                mine, what = tensor.to("cpu", torch.float64), _called(name)
+                from_a, what = tensor.to("cpu", torch.float64), _called(name)
                 is_input = name == "the input"
-                yield f"b's plus {what}{': b leaves out the residual connection' if is_input else ''}", two + mine
-                yield f"b's minus {what}{': b adds it, and a does not' if is_input else ''}", two - mine
-                share = ((one - two) * mine).sum().item() / max((mine * mine).sum().item(), 1e-300)
+                yield f"b's plus {what}{': b leaves out the residual connection' if is_input else ''}", two + from_a
+                yield f"b's minus {what}{': b adds it, and a does not' if is_input else ''}", two - from_a
+                share = ((one - two) * from_a).sum().item() / max((from_a * from_a).sum().item(), 1e-300)
                 if abs(share) > _NOTHING:
-                    yield f"b's {'plus' if share > 0 else 'minus'} {abs(share):.6g} times {what}", two + share * mine
+                    yield f"b's {'plus' if share > 0 else 'minus'} {abs(share):.6g} times {what}", two + share * from_a
     if norm and norm[0].dim() == 1 and norm[0].shape == one.shape[-1:]:
         weight, bias = (tensor.detach().to("cpu", torch.float64) for tensor in (*norm, torch.zeros(1))[:2])
         plain = two - bias

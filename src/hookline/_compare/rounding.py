@@ -31,6 +31,10 @@ class Limit(NamedTuple):
     largest: float = 0.0
     relative: float = 0.0
 
+    def times(self, factor: float) -> Limit:
+        """Return a limit that is so many times as large."""
+        return Limit(self.largest * factor, self.relative * factor)
+
     def covers(self, error: Apart) -> bool:
         """Return True if an error is no larger."""
         return error.is_none or (error.largest <= self.largest and error.relative <= self.relative)
@@ -128,10 +132,7 @@ class Rounding:
                 if found.whole.relative <= _RELATED:
                     return self.with_explained(parts, found.parts, modules)
         more = (1 + modules) ** 0.5 if self.tolerance is None else 1
-        return {
-            name: Limit(limit.largest * more, limit.relative * more)
-            for name, limit in self.free(parts, modules).items()
-        }
+        return {name: limit.times(more) for name, limit in self.free(parts, modules).items()}
 
 
 def run_in(call: ModuleCall, dtype: torch.dtype) -> Any:

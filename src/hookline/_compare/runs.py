@@ -71,11 +71,15 @@ class Runs:
     def given(self, path: str, number: int) -> Mapping[str, Any] | None:
         """Return a's inputs of a call in the form in which b's module takes them; None if b made no such call."""
         other = self.matching.pairs[path]
-        mine, yours = self.of_a.calls[path], self.of_b.calls[other]
-        if number >= len(yours):
+        from_a, from_b = self.of_a.calls[path], self.of_b.calls[other]
+        if number >= len(from_b):
             return None
         is_model = not path and not other
-        return yours[number].inputs if is_model else Filled(mine[number].inputs, yours[number].inputs, self.to_b).inputs
+        return (
+            from_b[number].inputs
+            if is_model
+            else Filled(from_a[number].inputs, from_b[number].inputs, self.to_b).inputs
+        )
 
     def measure_local(self, pairs: dict[str, str], places: dict[str, ComparedPlace]) -> None:
         """Run b with the inputs of each of these modules replaced by those of its counterpart in a."""

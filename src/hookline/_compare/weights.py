@@ -48,10 +48,10 @@ def pair_weights(
     Those of paired modules correspond, then those that have one name, then those that hold the same numbers, then those
     of one shape in their order.
     """
-    ours, theirs = _left_in(a, match), _held(unwrap(b))
-    names = _by_name(ours, theirs, pairs or {}, match)
-    _add_by_numbers(names, ours, theirs)
-    _add_by_shape(names, ours, theirs)
+    in_a, in_b = _left_in(a, match), _held(unwrap(b))
+    names = _by_name(in_a, in_b, pairs or {}, match)
+    _add_by_numbers(names, in_a, in_b)
+    _add_by_shape(names, in_a, in_b)
     return names
 
 
@@ -66,32 +66,32 @@ def compare_weights(
         pairs: The paths of modules of a, and what stands for them in b.
         match: The patterns of `match=`.
     """
-    ours, theirs = _left_in(a, match), _held(unwrap(b))
+    in_a, in_b = _left_in(a, match), _held(unwrap(b))
     names = pair_weights(a, b, pairs, match)
-    if not names and ours and theirs:
+    if not names and in_a and in_b:
         raise HooklineError(
-            f"no weight of b has the name, the numbers or the shape of one of a, as {next(iter(ours))!r}: "
+            f"no weight of b has the name, the numbers or the shape of one of a, as {next(iter(in_a))!r}: "
             "name pairs with match=, or give run=, by which modules are paired"
         )
     found = []
-    for name in (name for name in ours if name in names):
+    for name in (name for name in in_a if name in names):
         other = names[name]
-        (one, holder, _), (two, other_holder, _) = ours[name], theirs[other]
+        (one, holder, _), (two, other_holder, _) = in_a[name], in_b[other]
         kind, what = difference_of(one, two)
         # `Conv1D` of transformers holds the weight of a linear layer transposed.
         is_layout = what == TRANSPOSED and type(holder) is not type(other_holder)
         if kind != EQUAL and not is_layout:
             found.append(Weight(name, other, kind, what))
     taken = set(names.values())
-    known = [{id(ours[name].tensor) for name in names}, {id(theirs[name].tensor) for name in taken}]
-    for name, (tensor, _, is_saved) in ours.items():
+    known = [{id(in_a[name].tensor) for name in names}, {id(in_b[name].tensor) for name in taken}]
+    for name, (tensor, _, is_saved) in in_a.items():
         if is_saved and name not in names and id(tensor) not in known[0]:
             found.append(
                 Weight(
                     name, "", MISSING, f"b has no {_in_b(name, pairs or {}, match)}, which is {shape_of(tensor)} in a"
                 )
             )
-    for name, (tensor, _, is_saved) in theirs.items():
+    for name, (tensor, _, is_saved) in in_b.items():
         if is_saved and name not in taken and id(tensor) not in known[1]:
             found.append(Weight("", name, EXTRA, f"a has no {name}, which is {shape_of(tensor)} in b"))
     return found
@@ -122,15 +122,15 @@ def _in_b(name: str, pairs: Mapping[str, str], match: Match) -> str:
 
 
 def _by_name(
-    ours: Mapping[str, _Held], theirs: Mapping[str, _Held], pairs: Mapping[str, str], match: Match
+    in_a: Mapping[str, _Held], in_b: Mapping[str, _Held], pairs: Mapping[str, str], match: Match
 ) -> dict[str, str]:
-    names, free = {}, dict(theirs)
-    for name in ours:
+    names, free = {}, dict(in_b)
+    for name in in_a:
         other = _in_b(name, pairs, match)
         if other in free:
             names[name] = other
             del free[other]
-    for name, (tensor, _, _) in ours.items():  # Paired modules may call it by other names, as weight and gamma.
+    for name, (tensor, _, _) in in_a.items():  # Paired modules may call it by other names, as weight and gamma.
         path = name.rpartition(".")[0]
         if name not in names and path in pairs:
             fitting = [
@@ -144,14 +144,14 @@ def _by_name(
     return names
 
 
-def _add_by_numbers(names: dict[str, str], ours: Mapping[str, _Held], theirs: Mapping[str, _Held]) -> None:
+def _add_by_numbers(names: dict[str, str], in_a: Mapping[str, _Held], in_b: Mapping[str, _Held]) -> None:
     """Add pairs of weights with other names that hold the same numbers, in any order."""
     taken = set(names.values())
     numbers: dict[tuple[int, ...], list[tuple[str, float, float]]] = {}
-    for name, (tensor, _, _) in theirs.items():
+    for name, (tensor, _, _) in in_b.items():
         if name not in taken and not tensor.is_meta and tensor.numel():
             numbers.setdefault(_size(tensor), []).append((name, *sums(tensor)))
-    for name, (tensor, _, _) in ours.items():
+    for name, (tensor, _, _) in in_a.items():
         others = numbers.get(_size(tensor)) if name not in names and not tensor.is_meta else None
         if others:
             total, absolute = sums(tensor)
@@ -162,17 +162,17 @@ def _add_by_numbers(names: dict[str, str], ours: Mapping[str, _Held], theirs: Ma
                 others.remove(same)
 
 
-def _add_by_shape(names: dict[str, str], ours: Mapping[str, _Held], theirs: Mapping[str, _Held]) -> None:
+def _add_by_shape(names: dict[str, str], in_a: Mapping[str, _Held], in_b: Mapping[str, _Held]) -> None:
     """Add pairs of the same shape in their order, where both models have as many of that shape left."""
     taken = set(names.values())
     left: dict[tuple[int, ...], tuple[list[str], list[str]]] = {}
-    for side, held in enumerate((ours, theirs)):
+    for side, held in enumerate((in_a, in_b)):
         for name, (tensor, _, _) in held.items():
             if name not in (taken if side else names):
                 left.setdefault(_size(tensor), ([], []))[side].append(name)
-    for mine, yours in left.values():
-        if len(mine) == len(yours):
-            names.update(zip(mine, yours, strict=True))
+    for from_a, from_b in left.values():
+        if len(from_a) == len(from_b):
+            names.update(zip(from_a, from_b, strict=True))
 
 
 def _size(tensor: Tensor) -> tuple[int, ...]:
@@ -201,60 +201,60 @@ def difference_of(one: Tensor, two: Tensor) -> tuple[str, str]:
             return EQUAL, ""
         if apart <= rounding * largest:
             return ROUNDED, f"rounded: {str(one.dtype)[6:]} and {str(two.dtype)[6:]}"
-    ours = exact(one)
-    theirs = exact(two).to(ours.device)
-    how = _rearranged(ours, theirs, rounding * max(largest, 1e-30))
+    in_a = exact(one)
+    in_b = exact(two).to(in_a.device)
+    how = _rearranged(in_a, in_b, rounding * max(largest, 1e-30))
     if how:
         return DIFFERENT, how
-    if ours.shape != theirs.shape:
+    if in_a.shape != in_b.shape:
         return SHAPE, f"{tuple(one.shape)} in a, {tuple(two.shape)} in b"
     for dtype in (torch.bfloat16, torch.float16):
-        if one.is_floating_point() and ours.to(dtype).double().equal(theirs):
+        if one.is_floating_point() and in_a.to(dtype).double().equal(in_b):
             return DIFFERENT, f"rounded to {str(dtype)[6:]} in b"
-    return DIFFERENT, _in_words(ours, theirs, rounding * max(largest, 1e-30))
+    return DIFFERENT, _in_words(in_a, in_b, rounding * max(largest, 1e-30))
 
 
-def _rearranged(ours: Tensor, theirs: Tensor, near: float) -> str:
+def _rearranged(in_a: Tensor, in_b: Tensor, near: float) -> str:
     """Say how the elements of one tensor are those of the other in another order; "" if they are not."""
-    if ours.numel() != theirs.numel() or ours.dim() == 0:
+    if in_a.numel() != in_b.numel() or in_a.dim() == 0:
         return ""
-    if ours.dim() >= 2 and theirs.dim() == ours.dim():
-        turned = ours.transpose(-1, -2)
-        if turned.shape == theirs.shape and (turned - theirs).abs().max() <= near:
+    if in_a.dim() >= 2 and in_b.dim() == in_a.dim():
+        turned = in_a.transpose(-1, -2)
+        if turned.shape == in_b.shape and (turned - in_b).abs().max() <= near:
             return TRANSPOSED
-    if ours.shape != theirs.shape or ours.numel() > _LARGEST_SEARCH:
+    if in_a.shape != in_b.shape or in_a.numel() > _LARGEST_SEARCH:
         return ""
-    for dim in range(ours.dim()):
-        if ours.shape[dim] > 1 and (ours.flip(dim) - theirs).abs().max() <= near:
+    for dim in range(in_a.dim()):
+        if in_a.shape[dim] > 1 and (in_a.flip(dim) - in_b).abs().max() <= near:
             return f"reversed along dimension {dim}"
-    for dim, what in enumerate(("rows", "columns", "planes")[: ours.dim()]):
-        one, two = (tensor.movedim(dim, 0).reshape(tensor.shape[dim], -1) for tensor in (ours, theirs))
+    for dim, what in enumerate(("rows", "columns", "planes")[: in_a.dim()]):
+        one, two = (tensor.movedim(dim, 0).reshape(tensor.shape[dim], -1) for tensor in (in_a, in_b))
         order = order_of_rows(one, two, near)
         if order is not None:
             return f"its {what} are in another order{order}"
     return ""
 
 
-def order_of_rows(ours: Tensor, theirs: Tensor, near: float) -> str | None:
+def order_of_rows(in_a: Tensor, in_b: Tensor, near: float) -> str | None:
     """Say how the rows of one matrix are ordered in another; None if they are not the same rows."""
-    order = _order(ours, theirs, near)
-    return None if order is None or not _is_order(ours, theirs, order, near) else _in_blocks(order)
+    order = _order(in_a, in_b, near)
+    return None if order is None or not _is_order(in_a, in_b, order, near) else _in_blocks(order)
 
 
-def _is_order(ours: Tensor, theirs: Tensor, order: list[int], near: float) -> bool:
-    return bool(((ours[order] - theirs).abs() <= near).all())
+def _is_order(in_a: Tensor, in_b: Tensor, order: list[int], near: float) -> bool:
+    return bool(((in_a[order] - in_b).abs() <= near).all())
 
 
-def _order(ours: Tensor, theirs: Tensor, near: float) -> list[int] | None:
-    """Return for each row of `theirs` which row of `ours` it is; None if it is no permutation."""
-    probe = torch.linspace(0.5, 1.5, ours.shape[1], dtype=ours.dtype, device=ours.device)
-    one, two = ours @ probe, theirs @ probe
+def _order(in_a: Tensor, in_b: Tensor, near: float) -> list[int] | None:
+    """Return for each row of `in_b` which row of `in_a` it is; None if it is no permutation."""
+    probe = torch.linspace(0.5, 1.5, in_a.shape[1], dtype=in_a.dtype, device=in_a.device)
+    one, two = in_a @ probe, in_b @ probe
     (_, first), (_, second) = one.sort(), two.sort()
-    if (one[first] - two[second]).abs().max() > near * ours.shape[1]:
+    if (one[first] - two[second]).abs().max() > near * in_a.shape[1]:
         return None
     order = [0] * len(first)
-    for mine, yours in zip(first.tolist(), second.tolist(), strict=True):
-        order[yours] = mine
+    for from_a, from_b in zip(first.tolist(), second.tolist(), strict=True):
+        order[from_b] = from_a
     return None if order == sorted(order) else order
 
 
@@ -277,18 +277,18 @@ def _common_step(order: list[int]) -> int:
     return common if common > 1 and steps.count(common) >= len(steps) * 0.4 else 0
 
 
-def _in_words(ours: Tensor, theirs: Tensor, near: float) -> str:
-    apart = (ours - theirs).abs()
-    if (ours - theirs - 1).abs().max() <= near or (theirs - ours - 1).abs().max() <= near:
-        return f"b's is a's {'minus' if ours.flatten()[0] > theirs.flatten()[0] else 'plus'} 1"
-    if not theirs.any():
+def _in_words(in_a: Tensor, in_b: Tensor, near: float) -> str:
+    apart = (in_a - in_b).abs()
+    if (in_a - in_b - 1).abs().max() <= near or (in_b - in_a - 1).abs().max() <= near:
+        return f"b's is a's {'minus' if in_a.flatten()[0] > in_b.flatten()[0] else 'plus'} 1"
+    if not in_b.any():
         return "all zeros in b"
-    if not ours.any():
+    if not in_a.any():
         return "all zeros in a"
-    scale = (ours * theirs).sum().item() / (theirs * theirs).sum().item()
-    if scale and (ours - scale * theirs).abs().max() <= 8 * near:
+    scale = (in_a * in_b).sum().item() / (in_b * in_b).sum().item()
+    if scale and (in_a - scale * in_b).abs().max() <= 8 * near:
         return f"a's is {scale:.6g} times b's"
-    for side, tensor in (("a", ours), ("b", theirs)):
+    for side, tensor in (("a", in_a), ("b", in_b)):
         if not tensor.isfinite().all():
             return (
                 f"{100 * (1 - tensor.isfinite().double().mean().item()):.3g} % of its elements are not finite in {side}"
