@@ -282,7 +282,6 @@ def _short(error: Apart, place: ComparedPlace) -> str:
     if math.isinf(place.rounding.relative):
         allowed = f"and tolerance= allows {place.rounding.largest:.2g}"
         return f"the largest difference{in_part} is {error.largest:.3g}, {allowed}"
-    return (
-        f"the difference{in_part} is {error.relative:.2g} of the whole and {error.largest:.3g} at most, "
-        f"and rounding explains {place.rounding.relative:.2g} and {place.rounding.largest:.2g}"
-    )
+    share = f"{error.relative:.2g} of a's output{place.part}"
+    explained = f"rounding explains {place.rounding.relative:.2g} and {place.rounding.largest:.2g}"
+    return f"the difference is {share} and at most {error.largest:.3g} in one element, and {explained}"
