@@ -255,7 +255,7 @@ class Returns(nn.Module):
         (lambda y: 3, lambda y: 4, "100 % of the integers differ"),
         (lambda y: y.argmax(-1) * 4000, lambda y: y.argmax(-1) * 4000 + 1, "100 % of the integers differ"),
         (lambda y: y.sum().item(), lambda y: y.sum().item() + 0.1, "does something else"),
-        (lambda y: {"p": y, "q": 2 * y}, lambda y: {"p": 2 * y, "q": y}, 'in output["p"]'),
+        (lambda y: {"p": y, "q": 2 * y}, lambda y: {"p": 2 * y, "q": y}, 'of a\'s output["p"]'),
         (lambda y: y * torch.nan, lambda y: y * torch.nan, "returns nothing finite in both models"),
     ],
     ids=range(9),

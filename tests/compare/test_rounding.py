@@ -8,12 +8,12 @@ import torch
 from torch import nn
 
 import hookline as hl
-from hookline._compare.apart import NOTHING_APART, Part
+from hookline._compare.apart import NOTHING_APART, MeasuredPart
 from hookline._compare.recording import ModuleCall, paths_of, record
 from hookline._compare.rounding import Rounding, dtype_of_model, dtype_of_run, run_alone, run_in
 
 X = torch.randn(4, 64, generator=torch.Generator().manual_seed(0))
-PART = {"": Part(NOTHING_APART, 2.0, 2.0)}
+PART = {"": MeasuredPart(NOTHING_APART, 2.0, 2.0)}
 
 
 def call(module: nn.Module) -> ModuleCall:

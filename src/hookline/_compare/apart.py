@@ -52,7 +52,7 @@ class OtherShape(Exception):
     """Two values can't be compared: they have no tensors of one shape in the same places."""
 
 
-class Part(NamedTuple):
+class MeasuredPart(NamedTuple):
     """How far one tensor of a value is apart, and its largest element.
 
     Integers have to be equal: their largest element counts as 0.
@@ -63,27 +63,27 @@ class Part(NamedTuple):
     largest_of_all: float  # If this is about the elements that others dwarf, the largest with those.
 
 
-class Difference(NamedTuple):
+class MeasuredValue(NamedTuple):
     """How far a value is from another: all of it, and each of its tensors by place; and what could not be compared."""
 
     whole: Apart
-    parts: dict[str, Part]
+    parts: dict[str, MeasuredPart]
     odd: list[str]
     besides: list[str]
 
 
 @torch.no_grad()
-def difference(a: Any, b: Any) -> Difference:
+def difference(a: Any, b: Any) -> MeasuredValue:
     """Return how far `b` is from `a`. Raises `OtherShape` if nothing in them can be compared."""
     paired = Paired(a, b)
     if not paired.pairs:
         raise OtherShape("; ".join(paired.odd) or "no tensors in it")
-    parts: dict[str, Part] = {}
+    parts: dict[str, MeasuredPart] = {}
     all_sums: list[_Sums] = []
     equal: list[Tensor] = []
     for place, pair in paired.pairs.items():
         if are_equal(*pair):
-            parts[place] = Part(NOTHING_APART, 0.0, 0.0)
+            parts[place] = MeasuredPart(NOTHING_APART, 0.0, 0.0)
             equal.append(pair.a)
             continue
         sums, of_small = _measured(*pair)
@@ -92,9 +92,9 @@ def difference(a: Any, b: Any) -> Difference:
             if found:
                 is_exact = not pair.a.is_floating_point() and not pair.b.is_floating_point()
                 largest = [0.0 if is_exact else max(one.largest for one in one_of) for one_of in (found, sums)]
-                parts[name] = Part(_of_sums(found), *largest)
+                parts[name] = MeasuredPart(_of_sums(found), *largest)
     whole = _of_sums([*all_sums, *map(_sums_if_equal, equal)]) if all_sums else NOTHING_APART
-    return Difference(whole, parts, paired.odd, paired.besides)
+    return MeasuredValue(whole, parts, paired.odd, paired.besides)
 
 
 def apart(a: Any, b: Any) -> Apart:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from hookline import Site
-from hookline._compare.apart import Apart, Part
+from hookline._compare.apart import Apart, MeasuredPart
 from hookline._compare.matching import Matching
 from hookline._compare.rounding import NO_ERROR, Limit
 from hookline._compare.weights import ROUNDED, Weight
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from hookline._explore.explore import Page
 
 KINDS = ("seen", "local")
 Pair = tuple[Any, Any]  # A value of a, and that of b in the same layout.
@@ -51,8 +50,8 @@ class ComparedPlace:
     function: str = ""  # The site inside b's module at which the error begins, if it was found.
     worst: str = ""  # The element that differs most, and what it is in both.
     part: str = ""  # The part of the output that is off most, as in "[0]".
-    parts: Mapping[str, Part] = field(default_factory=dict, repr=False)  # The local error of each part,
-    seen_parts: Mapping[str, Part] = field(default_factory=dict, repr=False)  # and the seen error.
+    parts: Mapping[str, MeasuredPart] = field(default_factory=dict, repr=False)  # The local error of each part,
+    seen_parts: Mapping[str, MeasuredPart] = field(default_factory=dict, repr=False)  # and the seen error.
     limits: Mapping[str, Limit] = field(default_factory=dict, repr=False)  # `rounding` for each.
     odd: Sequence[str] = ()  # What the model returns that has no counterpart, in words,
     besides: Sequence[str] = ()  # and what of that is not counted, such as all hidden states.
@@ -214,9 +213,9 @@ class Comparison(Tabular, Mapping[str, ComparedPlace]):
             errors, "place", range(longest), ax=ax, log=True, title=title or "error of each place", label=None
         )
 
-    def explore(self, to: str | os.PathLike[str] = "report.html", **options: Any) -> Page:
+    def explore(self, to: str | os.PathLike[str] = "report.html", **options: Any) -> Any:
         """Write a page that shows the values of a and b side by side, and both errors; options are of `hl.explore`."""
-        from hookline._explore.explore import explore
+        from hookline import explore
 
         pairs = {site: place.seen_values for site, place in self._places.items() if place.seen_values is not None}
         if not pairs:

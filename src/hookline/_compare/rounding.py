@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from hookline._compare.apart import Apart, OtherShape, Part, difference
+from hookline._compare.apart import Apart, MeasuredPart, OtherShape, difference
 from hookline._compare.random_numbers import RandomState, random_numbers
 from hookline._compare.recording import ModuleCall, Recording
 from hookline._kernel import leaves, map_tensors, resting, unwrap
@@ -43,7 +43,7 @@ class Limit(NamedTuple):
 NO_ERROR = Limit()
 
 
-def uncovered(parts: Mapping[str, Part], limits: Mapping[str, Limit]) -> str | None:
+def uncovered(parts: Mapping[str, MeasuredPart], limits: Mapping[str, Limit]) -> str | None:
     """Return the part of a value that has the largest error which is not explained; None if all are."""
     off = [name for name, part in parts.items() if not limits.get(name, NO_ERROR).covers(part.error)]
     return max(off, key=lambda name: parts[name].error.relative, default=None)
@@ -98,7 +98,7 @@ class Rounding:
         """The error of a small module that needs no explanation, as a share of the whole."""
         return _FREE_SHARE * self.eps
 
-    def free(self, parts: Mapping[str, Part], modules: int = 1) -> dict[str, Limit]:
+    def free(self, parts: Mapping[str, MeasuredPart], modules: int = 1) -> dict[str, Limit]:
         """Return the errors of the parts of an output that need no explanation, if so many modules computed it."""
         if self.tolerance is not None:
             return {name: Limit(self.tolerance * part.largest_of_all, math.inf) for name, part in parts.items()}
@@ -106,7 +106,7 @@ class Rounding:
         return {name: Limit(_FREE * self.eps * part.largest, share) for name, part in parts.items()}
 
     def with_explained(
-        self, parts: Mapping[str, Part], explained: Mapping[str, Part], modules: int = 1
+        self, parts: Mapping[str, MeasuredPart], explained: Mapping[str, MeasuredPart], modules: int = 1
     ) -> dict[str, Limit]:
         """Return the largest errors of the parts of an output if rounding inside is known to make such errors."""
         free = self.free(parts, modules)
@@ -122,7 +122,7 @@ class Rounding:
             for name, limit in free.items()
         }
 
-    def measured(self, call: ModuleCall, parts: Mapping[str, Part]) -> dict[str, Limit]:
+    def measured(self, call: ModuleCall, parts: Mapping[str, MeasuredPart]) -> dict[str, Limit]:
         """Return the largest errors that rounding may make in the parts of the output of a call."""
         modules = sum(1 for _ in call.module.modules())
         again = run_in(call, self.other) if self.tolerance is None else None

@@ -9,7 +9,16 @@ import torch
 from torch import nn
 
 from hookline import Hooks, Site
-from hookline._compare.apart import Apart, Convert, Difference, OtherShape, Part, difference, in_one_layout, worst
+from hookline._compare.apart import (
+    Apart,
+    Convert,
+    MeasuredPart,
+    MeasuredValue,
+    OtherShape,
+    difference,
+    in_one_layout,
+    worst,
+)
 from hookline._compare.filled_inputs import Filled
 from hookline._compare.matching import match_modules
 from hookline._compare.paired_values import Paired
@@ -26,7 +35,7 @@ class _Measured(NamedTuple):
     """How far outputs are apart in the call of a module in which it is most."""
 
     error: Apart | None
-    parts: Mapping[str, Part]
+    parts: Mapping[str, MeasuredPart]
     values: Pair | None
     call: int
     note: str
@@ -117,7 +126,7 @@ class Runs:
 
     def measure_with_outputs(
         self, tested: Mapping[str, Iterable[str]], pairs: Mapping[str, str]
-    ) -> dict[str, tuple[Apart, Mapping[str, Part]]]:
+    ) -> dict[str, tuple[Apart, Mapping[str, MeasuredPart]]]:
         """Return the errors of modules of b that get a's inputs, and in which modules inside return a's outputs."""
 
         def prepare(hooks: Hooks) -> None:
@@ -144,7 +153,7 @@ class Runs:
 
     def _measured(self, of_a: list[Any], of_b: list[Any]) -> _Measured:
         pairs: list[Pair] = []
-        found: list[Difference] = []
+        found: list[MeasuredValue] = []
         for pair in zip(of_a, of_b, strict=False):
             pairs.append(self.in_one_layout(*pair))
             try:
