@@ -158,3 +158,44 @@ def test_a_parameter_without_a_gradient_is_not_ok():
     report = hl.compare(a, b, run=(X,), backward=squares)
     assert report.first.note == "b gives it no gradient, and a does"
     assert "the gradient of '3.weight' differs" in report.verdict
+
+
+def test_gradients_of_weights_that_one_model_holds_transposed_are_turned():
+    class Turned(nn.Module):
+        def __init__(self, linear: nn.Linear) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(linear.weight.detach().T.clone())
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x @ self.weight
+
+    torch.manual_seed(0)
+    linear = nn.Linear(4, 4, bias=False)
+    a, b = nn.Sequential(linear, nn.GELU()), nn.Sequential(Turned(linear), nn.GELU())
+    report = hl.compare(a, b, run=(X,), backward=squares)
+    assert report.ok, report.verdict
+    assert report.gradients["0.weight:grad"].seen.relative < 1e-6
+
+
+class Tied(nn.Module):
+    def __init__(self, is_tied: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.words, self.head = nn.Embedding(9, 4), nn.Linear(4, 9, bias=False)
+        if is_tied:
+            self.head.weight = self.words.weight
+        else:
+            self.head.load_state_dict(self.words.state_dict())
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(self.words(ids))
+
+
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_weights_that_only_one_model_ties_are_named(is_tied):
+    ids = torch.arange(5)
+    assert hl.compare(Tied(is_tied), Tied(is_tied), run=(ids,), backward=squares).ok
+    first = hl.compare(Tied(is_tied), Tied(not is_tied), run=(ids,), backward=squares).first
+    assert first.site == ("words.weight:grad" if is_tied else "head.weight:grad")
+    side, other = "ab" if is_tied else "ba"
+    assert first.note == f"{side} has one weight as 'head.weight' and 'words.weight', and {other} does not"

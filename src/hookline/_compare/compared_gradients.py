@@ -21,6 +21,7 @@ from hookline._compare.recording import ModuleCall, paths_of
 from hookline._compare.report import ComparedPlace, Comparison
 from hookline._compare.rounding import Limit, run_alone, uncovered
 from hookline._compare.runs import Runs
+from hookline._compare.weights import TRANSPOSED, difference_of
 from hookline._kernel import (
     Arguments,
     Call,
@@ -54,13 +55,49 @@ class _Gradients(Observer):
         return value
 
 
+def _tied(parameters: Mapping[str, nn.Parameter]) -> dict[str, set[str]]:
+    """Return the names of each parameter."""
+    names: dict[int, set[str]] = {}
+    for name, one in parameters.items():
+        names.setdefault(id(one), set()).add(name)
+    return {name: names[id(one)] for name, one in parameters.items()}
+
+
+class _Parameters:
+    """The pairs of parameters, some of which b holds transposed, as a linear layer and `Conv1D` of transformers do."""
+
+    def __init__(self, runs: Runs, pairs: Mapping[str, str]) -> None:
+        self.pairs = pairs
+        in_a, in_b = (dict(unwrap(model).named_parameters(remove_duplicate=False)) for model in (runs.a, runs.b))
+        both = {name: (in_a[name], in_b[other]) for name, other in pairs.items() if name in in_a and other in in_b}
+        self._turned = {name for name, pair in both.items() if difference_of(*pair)[1] == TRANSPOSED}
+        tied = _tied(in_a), _tied(in_b)
+        self.tied_in_one = {
+            name: (tied[0][name], tied[1][other])
+            for name, other in pairs.items()
+            if name in both and {pairs.get(one) for one in tied[0][name]} != tied[1][other]
+        }
+
+    def how_tied(self, name: str) -> str:
+        """Say that one model uses a weight in several places, and the other does not."""
+        for side, other, names in zip("ab", "ba", self.tied_in_one.get(name, ()), strict=False):
+            if len(names) > 1:
+                return f"{side} has one weight as {' and '.join(map(repr, sorted(names)))}, and {other} does not"
+        return ""
+
+    def as_in_a(self, name: str, gradient: Tensor | None) -> Tensor | None:
+        """Return the gradient of a parameter of b in the layout of a."""
+        return gradient.T if gradient is not None and name in self._turned else gradient
+
+
 def compare_gradients(
     runs: Runs, pairs: Mapping[str, ComparedPlace], weights: Mapping[str, str], loss: Loss
 ) -> Comparison:
     """Compare the gradients at pairs of modules, and of pairs of parameters."""
-    models = zip((runs.a, runs.b), runs.arguments, strict=True)
-    (at_a, of_a), (at_b, of_b) = (_backward(model, given, loss) for model, given in models)
+    models = zip("ab", (runs.a, runs.b), runs.arguments, strict=True)
+    (at_a, of_a), (at_b, of_b) = (_backward(*model, loss) for model in models)
     starts = runs.of_a.starts()
+    parameters = _Parameters(runs, weights)
     places: dict[str, ComparedPlace] = {}
     made_good = {path for path, place in pairs.items() if place.is_made_good}
     for path in sorted(pairs, key=lambda one: -starts[one]):  # In the order of a backward.
@@ -73,20 +110,23 @@ def compare_gradients(
             if pairs[path].is_made_good:  # With other weights inside, other gradients are right.
                 place.is_made_good, place.note = True, pairs[path].note
             else:
-                _measure_local(place, calls, at_a[path], runs, made_good)
+                _measure_local(place, calls, at_a[path], runs, parameters, made_good)
         held = {f"{path}.{name}" if path else name for name, _ in calls[0].module.named_parameters(recurse=False)}
         for name, there in weights.items():
             if name in held and name in of_a:
                 place = places[f"{name}:grad"] = ComparedPlace(f"{name}:grad", f"{there}:grad", "parameter")
                 place.is_made_good = pairs[path].is_made_good
                 if there in of_b:
-                    place.seen, place.note = _apart(of_a[name], of_b[there])
+                    place.seen, place.note = _apart(of_a[name], parameters.as_in_a(name, of_b[there]))
+                    how = parameters.how_tied(name)
+                    if how and place.seen is not None and place.seen.relative > _MORE * runs.rounding.share:
+                        place.is_off, place.note = True, how
                 elif not place.is_made_good:
                     place.is_off, place.note = True, "b gives it no gradient, and a does"
     return Comparison(places, [], None, _first(places) or _first_seen(places, runs))
 
 
-def _backward(model: nn.Module, given: Arguments, loss: Loss) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def _backward(side: str, model: nn.Module, given: Arguments, loss: Loss) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Return the gradients at modules and of parameters."""
     observer, hooks = _Gradients(), short_form(model)
     sites = [Site(path, port="grad_output") for path in paths_of(model)]
@@ -96,7 +136,7 @@ def _backward(model: nn.Module, given: Arguments, loss: Loss) -> tuple[dict[str,
     add_observers(hooks, places)
     parameters = {name: one for name, one in unwrap(model).named_parameters() if one.requires_grad}
     if not parameters:
-        raise HooklineError(f"backward= needs parameters that require gradients, and {type(model).__name__} has none")
+        raise HooklineError(f"backward= needs parameters that require gradients, and {side} has none")
     args, kwargs = map_tensors(torch.clone, given, in_objects=True)
     with left_as_found(model), buffers_as_found(model), random_numbers(), torch.enable_grad(), hooks:
         result = loss(model(*args, **kwargs))
@@ -115,7 +155,12 @@ def _apart(in_a: Any, in_b: Any) -> tuple[Apart | None, str]:
 
 
 def _measure_local(
-    place: ComparedPlace, calls: tuple[ModuleCall, ModuleCall], gradient: Any, runs: Runs, made_good: set[str]
+    place: ComparedPlace,
+    calls: tuple[ModuleCall, ModuleCall],
+    gradient: Any,
+    runs: Runs,
+    parameters: _Parameters,
+    made_good: set[str],
 ) -> None:
     """Compare the gradients that two modules give back if both get those of a, and a's inputs.
 
@@ -133,11 +178,12 @@ def _measure_local(
     named = [
         (in_a.pop(from_a), in_b.pop(name), name) for name, from_a in filled.named if from_a in in_a and name in in_b
     ]
-    named += [
-        (in_a[name], in_b[name], name)
-        for name in in_a
-        if name in in_b and f"{path}.{name}".rpartition(".")[0].removeprefix(".") not in made_good
-    ]
+    start, other_start = (f"{one}." if one else "" for one in (path, place.other.removesuffix(":grad_output")))
+    for name, found_in_a in in_a.items():
+        there = parameters.pairs.get(f"{start}{name}", "").removeprefix(other_start)
+        is_known = f"{start}{name}".rpartition(".")[0] in made_good or f"{start}{name}" in parameters.tied_in_one
+        if there in in_b and not (is_known and "." in name):
+            named.append((found_in_a, parameters.as_in_a(f"{start}{name}", in_b[there]), name))
     more = _MORE * (1 + sum(1 for _ in of_a.module.modules())) ** 0.5
     for one, two, name in named:
         if one is None or two is None:
@@ -178,14 +224,20 @@ def _given_back(call: ModuleCall, inputs: Mapping[str, Any], gradient: Any) -> d
     with left_as_found(module), buffers_as_found(module):
         output = run_alone(module, given, random=call.random, grad=True)
         pairs = [
-            (one, came)
+            (one, came.reshape(one.shape))
             for one, came in zip(_tensors(output), _tensors(gradient), strict=False)
-            if one.requires_grad and one.shape == came.shape
+            if one.requires_grad and _without_ones(one) == _without_ones(came)
         ]
+        if not pairs:
+            raise ValueError("no gradient fits the output")
         found = torch.autograd.grad(
             [one for one, _ in pairs], list(sources.values()), [came.to(one) for one, came in pairs], allow_unused=True
         )
     return dict(zip(sources, found, strict=True))
+
+
+def _without_ones(tensor: Tensor) -> list[int]:
+    return [size for size in tensor.shape if size != 1]
 
 
 def _tensors(value: Any) -> list[Tensor]:

@@ -276,11 +276,12 @@ def _local(place: ComparedPlace) -> str:
 def _short(error: Apart, place: ComparedPlace) -> str:
     """Say how large an error is, and what would be allowed."""
     in_part = f" in output{place.part}" if place.part else ""
-    if place.rounding.largest == 0 and error.exact < 1:
+    if place.rounding.largest == 0 < place.rounding.relative:
         return f"{100 * (1 - error.exact):.3g} % of the integers{in_part} differ"
     if math.isinf(place.rounding.relative):
         allowed = f"and tolerance= allows {place.rounding.largest:.2g}"
         return f"the largest difference{in_part} is {error.largest:.3g}, {allowed}"
-    share = f"{error.relative:.2g} of a's output{place.part}"
+    share = f"{error.relative:.2g} of a's {'gradient' if ':grad' in place.site else f'output{place.part}'}"
     explained = f"rounding explains {place.rounding.relative:.2g} and {place.rounding.largest:.2g}"
-    return f"the difference is {share} and at most {error.largest:.3g} in one element, and {explained}"
+    size = f"the difference is {share} and at most {error.largest:.3g} in one element"
+    return size if place.rounding == NO_ERROR else f"{size}, and {explained}"
