@@ -134,7 +134,8 @@ def _backward(side: str, model: nn.Module, given: Arguments, loss: Loss) -> tupl
         (place._replace(exact=False), observer) for site in sites for place in find_places(model, [site])
     ]
     add_observers(hooks, places)
-    parameters = {name: one for name, one in unwrap(model).named_parameters() if one.requires_grad}
+    named = unwrap(model).named_parameters(remove_duplicate=False)
+    parameters = {name: one for name, one in named if one.requires_grad}
     if not parameters:
         raise HooklineError(f"backward= needs parameters that require gradients, and {side} has none")
     args, kwargs = map_tensors(torch.clone, given, in_objects=True)
@@ -143,8 +144,8 @@ def _backward(side: str, model: nn.Module, given: Arguments, loss: Loss) -> tupl
         if not isinstance(result, Tensor) or result.numel() != 1 or not result.requires_grad:
             raise HooklineError("backward= takes a function from the output of a model to a loss, which is one number")
         gradients: Sequence[Tensor | None] = torch.autograd.grad(result, list(parameters.values()), allow_unused=True)
-    named = zip(parameters, gradients, strict=True)
-    return observer.found, {name: one for name, one in named if one is not None}
+    found = zip(parameters, gradients, strict=True)
+    return observer.found, {name: one for name, one in found if one is not None}
 
 
 def _apart(in_a: Any, in_b: Any) -> tuple[Apart | None, str]:
