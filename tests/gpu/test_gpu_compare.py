@@ -77,7 +77,7 @@ def test_the_processor_and_the_gpu_do_the_same(llama) -> None:
     assert report.first.site == "model.layers.1.input_layernorm"
 
 
-@pytest.mark.parametrize("backend", [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH, SDPBackend.EFFICIENT_ATTENTION])
+@pytest.mark.parametrize("backend", [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH])
 def test_the_kernels_of_attention_do_the_same(llama, backend) -> None:
     model, ids = llama
 

@@ -17,7 +17,7 @@ from hookline._compare.paired_values import Paired, tensors_of
 from hookline._kernel import map_tensors
 
 _PIECE = 1 << 20  # Elements that are compared at a time: copies of them in float64 take little memory.
-_PIECE_ON_GPU = 1 << 24
+_PIECE_ON_GPU = 1 << 22
 _DWARFS = 64  # An element so many times as large as the median dwarfs the others.
 _SAMPLE = 4096  # About so many elements are looked at for the median.
 _SMALL = " without its largest elements"
