@@ -125,9 +125,8 @@ def where_apart(a: Any, b: Any, part: str) -> str:
         return ""
     one, two = _flat(pair.a), _flat(pair.b.to(pair.a.device))
     size = torch.where(one == two, 0.0, one - two).abs().nan_to_num(math.inf)
-    edge = _edge(pair.a) if place != part else None
-    if edge is not None:
-        size = size.where(one.abs() <= edge, 0.0)
+    if place != part:
+        size = size.where(one.abs() <= _edge(pair.a), 0.0)
     number = int(size.argmax())
     index = ", ".join(str(int(position)) for position in torch.unravel_index(torch.tensor(number), pair.a.shape))
     where = f"[{index}]" if not place else f"[{index}] of output{place}"
@@ -186,25 +185,28 @@ def worst(found: Sequence[Apart]) -> int:
 
 def _measured(a: Tensor, b: Tensor) -> tuple[list[_Sums], list[_Sums]]:
     """Return the sums over the pieces of two tensors; and over the elements that others dwarf, if there are such."""
+    b = b.to(a.device)
+    all_of_it = [_sums(*piece) for piece in zip(_parts(a), _parts(b), strict=True)]
     edge = _edge(a)
-    all_of_it, of_small = [], []
-    for one, two in zip(_parts(a), _parts(b.to(a.device)), strict=True):
-        all_of_it.append(_sums(one, two))
-        small = one.abs() <= edge if edge is not None else None
-        if small is not None and bool(small.any()):
-            of_small.append(_sums(one[small], two[small]))
+    if max(one.largest for one in all_of_it) <= edge:
+        return all_of_it, []
+    of_small = []
+    for one, two in zip(_parts(a), _parts(b), strict=True):
+        is_small = one.abs() <= edge
+        if is_small.any():
+            of_small.append(_sums(one[is_small], two[is_small]))
     return all_of_it, of_small
 
 
-def _edge(tensor: Tensor) -> float | None:
-    """Return the size above which elements dwarf the others; None if there are no such elements."""
+def _edge(tensor: Tensor) -> float:
+    """Return the size above which elements dwarf the others."""
     if not tensor.is_floating_point():
-        return None
+        return math.inf
     flat = tensor.reshape(-1)
-    sample = _masked(flat[:: 1 + len(flat) // _SAMPLE]).abs()
-    sample = sample[(sample > 0) & sample.isfinite()]
-    edge = _DWARFS * sample.median().item() if len(sample) else math.inf
-    return edge if _largest(tensor) > edge else None
+    sizes = exact(flat[:: 1 + len(flat) // _SAMPLE]).abs()
+    sizes = sizes.where((sizes > 0) & (sizes < _limit(tensor)), torch.nan)
+    median = sizes.nanmedian().item()
+    return math.inf if math.isnan(median) else _DWARFS * median
 
 
 def _parts(tensor: Tensor) -> Iterator[Tensor]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from hookline import Hooks, Site
 from hookline._compare.random_numbers import RandomState, random_state
@@ -27,6 +28,7 @@ from hookline._kernel import (
     short_form,
     unwrap,
 )
+from hookline._torch import known_version
 
 
 @dataclass
@@ -49,10 +51,11 @@ class Recording:
         self._with_inputs = with_inputs
         self.output: Any = None
         self._order = itertools.count()
+        self._copies: dict[int, tuple[weakref.ref[Tensor], int, Tensor]] = {}
 
     def began(self, call: Call, inputs: Any) -> None:
         """Note the inputs of a call that begins."""
-        one = ModuleCall(next(self._order), call.module, share(inputs) if self._with_inputs else {})
+        one = ModuleCall(next(self._order), call.module, self._kept(inputs) if self._with_inputs else {})
         if self._with_inputs and call.module.training:
             one.random = random_state()
         self.calls.setdefault(call.site.path, []).append(one)
@@ -61,7 +64,20 @@ class Recording:
         """Note the output of a call."""
         waiting = [one for one in self.calls.get(call.site.path, ()) if not one.is_over]
         if waiting:  # The innermost of calls that are running, where a module calls itself.
-            waiting[-1].output, waiting[-1].is_over = share(output), True
+            waiting[-1].output, waiting[-1].is_over = self._kept(output), True
+
+    def _kept(self, value: Any) -> Any:
+        """Return a value with copies of its tensors. What passes at several places is copied once."""
+        return map_tensors(self._copy, value)
+
+    def _copy(self, tensor: Tensor) -> Tensor:
+        known = self._copies.get(id(tensor))
+        version = known_version(tensor)
+        if known is not None and known[0]() is tensor and known[1] == version >= 0:
+            return known[2]
+        copy: Tensor = share(tensor)
+        self._copies[id(tensor)] = weakref.ref(tensor), version, copy
+        return copy
 
     def outputs(self, path: str) -> list[Any]:
         """Return the output of each call of a module."""
