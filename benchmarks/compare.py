@@ -25,6 +25,7 @@ from tests.support import planted_faults
 from tests.support.planted_faults import FAULTS, SAME, judged, planted, unfaulted
 
 FIRST = 216
+WITH_OTHER_GRADIENTS = ("a_single_row", "merged_adapters")  # Other rows; adapters that are not used.
 
 
 def faults(count: int) -> Table:
@@ -41,16 +42,52 @@ def faults(count: int) -> Table:
     return Table(("fault", "planted", "module named", "right hint"), rows, "planted faults", names="fault")
 
 
+def faults_in_bfloat16(count: int) -> Table:
+    """Count those that are found in a copy in bfloat16, if they change the output 4 times as much as rounding does."""
+    made, found, explained = Counter[str](), Counter[str](), Counter[str]()
+    for number in range(FIRST, FIRST + count):
+        fault = planted(number)
+        run_b = planted_faults.cast(fault.run, torch.bfloat16)
+        right, faulty = (copy.deepcopy(model).bfloat16() for model in (fault.a, fault.b))
+        outputs = [output_of(model, run) for model, run in ((fault.a, fault.run), (right, run_b), (fault.b, fault.run))]
+        if (outputs[2] - outputs[0]).norm() < 4 * (outputs[1] - outputs[0]).norm():
+            continue
+        is_found, is_explained = judged(fault, hl.compare(fault.a, faulty, run=fault.run, run_b=run_b))
+        made[fault.kind] += 1
+        found[fault.kind] += is_found
+        explained[fault.kind] += is_explained
+    rows: list[tuple[object, ...]] = [(kind, made[kind], found[kind], explained[kind]) for kind in FAULTS if made[kind]]
+    rows.append(("all", sum(made.values()), sum(found.values()), sum(explained.values())))
+    return Table(("fault", "planted", "module named", "right hint"), rows, "planted faults in bfloat16", names="fault")
+
+
+def output_of(model: nn.Module, run: dict[str, Any]) -> torch.Tensor:
+    """Return the main tensor that a model returns."""
+    torch.manual_seed(0)
+    with torch.no_grad():
+        return planted_faults.main_tensor(model(**run)).float()
+
+
 def alarms(count: int) -> Table:
     """Count false alarms in each kind of pair without a fault."""
-    made, wrong = Counter[str](), Counter[str]()
+    made, wrong, in_gradients = Counter[str](), Counter[str](), Counter[str]()
     for number in range(count):
         pair = unfaulted(number)
         made[pair.kind] += 1
         wrong[pair.kind] += not hl.compare(pair.a, pair.b, **pair.options).ok
-    rows: list[tuple[object, ...]] = [(kind, made[kind], wrong[kind]) for kind in SAME]
-    rows.append(("all", count, sum(wrong.values())))
-    return Table(("pair", "pairs", "alarms"), rows, "pairs without a fault", names="pair")
+        if pair.kind not in WITH_OTHER_GRADIENTS:
+            in_gradients[pair.kind] += not hl.compare(pair.a, pair.b, **pair.options, backward=squares).ok
+    rows: list[tuple[object, ...]] = [
+        (kind, made[kind], wrong[kind], "" if kind in WITH_OTHER_GRADIENTS else in_gradients[kind]) for kind in SAME
+    ]
+    rows.append(("all", count, sum(wrong.values()), sum(in_gradients.values())))
+    header = ("pair", "pairs", "alarms", "alarms with gradients")
+    return Table(header, rows, "pairs without a fault", names="pair")
+
+
+def squares(output: Any) -> torch.Tensor:
+    """Return a loss."""
+    return planted_faults.main_tensor(output).float().square().mean()
 
 
 def costs() -> Table:
@@ -90,7 +127,8 @@ def calls(run: Any) -> int:
 
 def tables() -> Iterator[str]:
     """Measure everything."""
-    for table in (faults(usual(216, len(FAULTS))), alarms(usual(110, len(SAME))), costs()):
+    number = usual(216, len(FAULTS))
+    for table in (faults(number), faults_in_bfloat16(number), alarms(usual(112, len(SAME))), costs()):
         yield f"{table.text(whole=True)}\n"
 
 

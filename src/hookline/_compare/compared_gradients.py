@@ -6,20 +6,21 @@ which, both modules of a pair run once more with a's inputs, and get the gradien
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hookline import Site
-from hookline._compare.apart import Apart, OtherShape, apart, difference
+from hookline._compare.apart import Apart, MeasuredValue, OtherShape, apart, difference, largest_element
 from hookline._compare.filled_inputs import Filled
 from hookline._compare.random_numbers import random_numbers
 from hookline._compare.recording import ModuleCall, paths_of
 from hookline._compare.report import ComparedPlace, Comparison
-from hookline._compare.rounding import Limit, run_alone, uncovered
+from hookline._compare.rounding import Limit, cast, copied, run_alone, uncovered
 from hookline._compare.runs import Runs
 from hookline._compare.weights import TRANSPOSED, difference_of
 from hookline._kernel import (
@@ -38,6 +39,8 @@ from hookline._scan.restore_modules import buffers_as_found, left_as_found
 from hookline.errors import HooklineError
 
 Loss = Callable[[Any], Any]  # From the output of a model to one number.
+_BY_CHANCE = 4  # A gradient that is nothing but rounding may be so much larger in one model than in the other.
+_NOT_ALONE = "can't run by itself"
 _MORE = 16  # A backward adds up more numbers than a forward: its rounding may be this many times as large.
 
 
@@ -110,7 +113,12 @@ def compare_gradients(
             if pairs[path].is_made_good:  # With other weights inside, other gradients are right.
                 place.is_made_good, place.note = True, pairs[path].note
             else:
-                _measure_local(place, calls, at_a[path], runs, parameters, made_good)
+                try:
+                    replay = _Replay(place, calls, at_a[path], runs)
+                except Exception:  # Such a module can't run by itself, or not with a copy of its inputs.
+                    place.note = _NOT_ALONE
+                else:
+                    _measure_local(place, replay, parameters, made_good)
         held = {f"{path}.{name}" if path else name for name, _ in calls[0].module.named_parameters(recurse=False)}
         for name, there in weights.items():
             if name in held and name in of_a:
@@ -123,7 +131,9 @@ def compare_gradients(
                         place.is_off, place.note = True, how
                 elif not place.is_made_good:
                     place.is_off, place.note = True, "b gives it no gradient, and a does"
-    return Comparison(places, [], None, _first(places) or _first_seen(places, runs))
+    return Comparison(
+        places, [], None, _first(places) or _first_seen(places, runs, largest_element(list(of_a.values())))
+    )
 
 
 def _backward(side: str, model: nn.Module, given: Arguments, loss: Loss) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -155,56 +165,83 @@ def _apart(in_a: Any, in_b: Any) -> tuple[Apart | None, str]:
         return None, f"not compared: {error}"
 
 
-def _measure_local(
-    place: ComparedPlace,
-    calls: tuple[ModuleCall, ModuleCall],
-    gradient: Any,
-    runs: Runs,
-    parameters: _Parameters,
-    made_good: set[str],
-) -> None:
-    """Compare the gradients that two modules give back if both get those of a, and a's inputs.
+class _Replay:
+    """Two modules that run by themselves on a's inputs, and get the gradient that came to a's."""
 
-    Those of parameters inside places that are made good are left out.
-    """
-    path = place.site.removesuffix(":grad_output")
-    of_a, of_b = calls
-    filled = Filled(of_a.inputs, of_b.inputs, runs.to_b)
-    try:
-        in_a = _given_back(of_a, of_a.inputs, gradient)
-        in_b = _given_back(of_b, filled.inputs, gradient)
-    except Exception:  # Such a module can't run by itself, or not with a copy of its inputs.
-        place.note = "can't run by itself"
-        return
-    named = [
-        (in_a.pop(from_a), in_b.pop(name), name) for name, from_a in filled.named if from_a in in_a and name in in_b
-    ]
-    start, other_start = (f"{one}." if one else "" for one in (path, place.other.removesuffix(":grad_output")))
-    for name, found_in_a in in_a.items():
-        there = parameters.pairs.get(f"{start}{name}", "").removeprefix(other_start)
-        is_known = f"{start}{name}".rpartition(".")[0] in made_good or f"{start}{name}" in parameters.tied_in_one
-        if there in in_b and not (is_known and "." in name):
-            named.append((found_in_a, parameters.as_in_a(f"{start}{name}", in_b[there]), name))
-    more = _MORE * (1 + sum(1 for _ in of_a.module.modules())) ** 0.5
-    for one, two, name in named:
-        if one is None or two is None:
-            if one is not two:
-                where, whose = ("b", "a") if two is None else ("a", "b")
-                place.note, place.is_off = f"{where} gives no gradient to {name!r}, and {whose} does", True
+    def __init__(self, place: ComparedPlace, calls: tuple[ModuleCall, ModuleCall], gradient: Any, runs: Runs) -> None:
+        self.paths = tuple(site.removesuffix(":grad_output") for site in (place.site, place.other))
+        self.filled = Filled(calls[0].inputs, calls[1].inputs, runs.to_b)
+        self._calls = calls[0], replace(calls[1], inputs=self.filled.inputs)
+        self._gradient, self._rounding = gradient, runs.rounding
+        self.given_back = [_given_back(call, gradient) for call in self._calls]
+
+    @cached_property
+    def in_other_dtypes(self) -> list[dict[str, Tensor | None]]:
+        """What each gives back in another dtype, which shows what rounding explains."""
+        dtypes = self._rounding.other, self._rounding.for_b
+        return [_in_dtype(call, self._gradient, dtype) for call, dtype in zip(self._calls, dtypes, strict=True)]
+
+    def names(self, parameters: _Parameters, made_good: set[str]) -> Iterator[tuple[str, str]]:
+        """Yield the names of the inputs and parameters that correspond, without those that may differ.
+
+        These are parameters inside places that are made good, and those that only one model ties.
+        """
+        in_a, in_b = self.given_back
+        start, other_start = (f"{path}." if path else "" for path in self.paths)
+        inputs = {name for name in in_a if f"{start}{name}" not in parameters.pairs}
+        yield from ((from_a, name) for name, from_a in self.filled.named if from_a in inputs and name in in_b)
+        for name in in_a.keys() - inputs:
+            full = f"{start}{name}"
+            may_differ = full.rpartition(".")[0] in made_good or full in parameters.tied_in_one
+            other = parameters.pairs[full].removeprefix(other_start)
+            if other in in_b and not (may_differ and "." in name):
+                yield name, other
+
+    def limits(self, names: tuple[str, str], found: MeasuredValue) -> dict[str, Limit]:
+        """Return what rounding explains of the difference of two gradients."""
+        more = _MORE * (1 + sum(1 for _ in self._calls[0].module.modules())) ** 0.5
+        limits = {part: limit.times(more) for part, limit in self._rounding.free(found.parts).items()}
+        if uncovered(found.parts, limits) is None:
+            return limits
+        for name, one, again in zip(names, self.given_back, self.in_other_dtypes, strict=True):
+            gradients = one[name], again.get(name)
+            if gradients[0] is not None and gradients[1] is not None:
+                measured = self._rounding.with_explained(found.parts, difference(*gradients).parts)
+                limits = {part: limit.larger(measured[part].times(_BY_CHANCE)) for part, limit in limits.items()}
+        return limits
+
+
+def _measure_local(place: ComparedPlace, replay: _Replay, parameters: _Parameters, made_good: set[str]) -> None:
+    """Compare the gradients that two modules give back."""
+    found_in_a, found_in_b = replay.given_back
+    for name, other in replay.names(parameters, made_good):
+        full = ".".join(filter(None, (replay.paths[0], name)))
+        in_a, in_b = found_in_a[name], parameters.as_in_a(full, found_in_b[other])
+        if (in_a is None) != (in_b is None):
+            where, whose = ("b", "a") if in_b is None else ("a", "b")
+            place.note, place.is_off = f"{where} gives no gradient to {name!r}, and {whose} does", True
+        if in_a is None or in_b is None or in_a.shape != in_b.shape or not in_a.numel():
             continue
-        if one.shape != two.shape or not one.numel():
-            continue
-        found = difference(one, two)
-        limits = {part: limit.times(more) for part, limit in runs.rounding.free(found.parts).items()}
+        found = difference(in_a, in_b)
+        limits = replay.limits((name, other), found)
         part = uncovered(found.parts, limits)
-        if place.local is None or found.whole.relative > place.local.relative or (part and not place.is_off):
-            place.local = found.whole
         if part is not None and not place.is_off:
             place.is_off, place.rounding, place.local = True, limits[part], found.parts[part].error
             place.note = place.note or f"the gradient of {name!r}"
+        elif not place.is_off and (place.local is None or found.whole.relative > place.local.relative):
+            place.local = found.whole
 
 
-def _given_back(call: ModuleCall, inputs: Mapping[str, Any], gradient: Any) -> dict[str, Tensor | None]:
+def _in_dtype(call: ModuleCall, gradient: Any, dtype: torch.dtype) -> dict[str, Tensor | None]:
+    """Return the gradients that a module gives back in a dtype."""
+    try:
+        other = replace(call, module=copied(call.module, dtype), inputs=cast(call.inputs, dtype))
+        return _given_back(other, map_tensors(lambda one: one.to(dtype), gradient))
+    except Exception:  # For example, one of its kernels knows no float64.
+        return {}
+
+
+def _given_back(call: ModuleCall, gradient: Any) -> dict[str, Tensor | None]:
     """Return the gradients of the inputs and parameters of a module if one comes to its output."""
     sources: dict[str, Tensor] = {}
 
@@ -218,7 +255,7 @@ def _given_back(call: ModuleCall, inputs: Mapping[str, Any], gradient: Any) -> d
         name: as_source(name, value)
         if isinstance(value, Tensor)
         else map_tensors(lambda one: one.detach().clone(), value, in_objects=True)
-        for name, value in inputs.items()
+        for name, value in call.inputs.items()
     }
     module = unwrap(call.module)
     sources |= {name: one for name, one in module.named_parameters() if one.requires_grad}
@@ -257,16 +294,17 @@ def _first(places: Mapping[str, ComparedPlace]) -> ComparedPlace | None:
     return next((place for place in off if not holds_another(place)), None)
 
 
-def _first_seen(places: Mapping[str, ComparedPlace], runs: Runs) -> ComparedPlace | None:
-    """Return the first parameter whose gradient is further off than rounding, if no module was found to make it so.
+def _first_seen(places: Mapping[str, ComparedPlace], runs: Runs, largest: float) -> ComparedPlace | None:
+    """Return the first parameter whose gradient is off, if some modules can't run by themselves.
 
-    Some modules can't run by themselves.
+    Gradients that are nothing but rounding beside the largest one do not count.
     """
-    more = _MORE * (1 + len(runs.matching.pairs)) ** 0.5
-    share = more * runs.rounding.share
-    for site, place in places.items():
-        if site.endswith(":grad") and place.seen is not None and not place.is_made_good and place.seen.relative > share:
-            place.is_off, place.rounding = True, Limit(math.inf, share)
-            place.note = "no module was found that makes it so: some can't run by themselves"
+    share = _MORE * (1 + len(runs.matching.pairs)) ** 0.5 * runs.rounding.share
+    is_checked = all(place.note != _NOT_ALONE for place in places.values())
+    for place in places.values() if not is_checked else ():
+        seen = place.seen if place.kind == "parameter" and not place.is_made_good else None
+        if seen is not None and seen.relative > share and seen.largest > share * largest:
+            place.is_off, place.rounding = True, Limit(share * largest, share)
+            place.note = "no module was found that makes it so, and some can't run by themselves"
             return place
     return None

@@ -35,6 +35,10 @@ class Limit(NamedTuple):
         """Return a limit that is so many times as large."""
         return Limit(self.largest * factor, self.relative * factor)
 
+    def larger(self, other: Limit) -> Limit:
+        """Return the larger of two limits."""
+        return Limit(max(self.largest, other.largest), max(self.relative, other.relative))
+
     def covers(self, error: Apart) -> bool:
         """Return True if an error is no larger."""
         return error.is_none or (error.largest <= self.largest and error.relative <= self.relative)
@@ -112,12 +116,10 @@ class Rounding:
         free = self.free(parts, modules)
         if self.tolerance is not None:
             return free
+        errors = {name: explained[name].error for name in free if name in explained}
         return {
-            name: Limit(
-                max(limit.largest, _MARGIN * explained[name].error.largest),
-                max(limit.relative, _MARGIN * explained[name].error.relative),
-            )
-            if name in explained
+            name: limit.larger(Limit(errors[name].largest, errors[name].relative).times(_MARGIN))
+            if name in errors
             else limit
             for name, limit in free.items()
         }
