@@ -39,6 +39,8 @@ from hookline._scan.restore_modules import buffers_as_found, left_as_found
 from hookline.errors import HooklineError
 
 Loss = Callable[[Any], Any]  # From the output of a model to one number.
+_CERTAIN = 0.05  # A gradient that is further off as a share is measured.
+_NOISE = 0.02  # A gradient of which rounding changes so much may be nothing but rounding.
 _BY_CHANCE = 4  # A gradient that is nothing but rounding may be so much larger in one model than in the other.
 _NOT_ALONE = "can't run by itself"
 _MORE = 16  # A backward adds up more numbers than a forward: its rounding may be this many times as large.
@@ -200,14 +202,20 @@ class _Replay:
     def limits(self, names: tuple[str, str], found: MeasuredValue) -> dict[str, Limit]:
         """Return what rounding explains of the difference of two gradients."""
         more = _MORE * (1 + sum(1 for _ in self._calls[0].module.modules())) ** 0.5
+        more = min(more, max(1.0, _CERTAIN / self._rounding.share)) if self._rounding.tolerance is None else more
         limits = {part: limit.times(more) for part, limit in self._rounding.free(found.parts).items()}
         if uncovered(found.parts, limits) is None:
             return limits
         for name, one, again in zip(names, self.given_back, self.in_other_dtypes, strict=True):
             gradients = one[name], again.get(name)
             if gradients[0] is not None and gradients[1] is not None:
-                measured = self._rounding.with_explained(found.parts, difference(*gradients).parts)
-                limits = {part: limit.larger(measured[part].times(_BY_CHANCE)) for part, limit in limits.items()}
+                again_parts = difference(*gradients).parts
+                measured = self._rounding.with_explained(found.parts, again_parts)
+                explained = {part: one.error.relative for part, one in again_parts.items()}
+                limits = {
+                    part: limit.larger(measured[part].times(_BY_CHANCE if explained.get(part, 0) > _NOISE else 1))
+                    for part, limit in limits.items()
+                }
         return limits
 
 

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import random
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-RandomState = tuple[Tensor, list[Tensor]]  # Of the processor, and of each GPU.
+
+class RandomState(NamedTuple):
+    """The states of the random numbers of a process."""
+
+    of_torch: Tensor
+    of_gpus: list[Tensor]
+    of_python: Any
+    of_numpy: Any
 
 
 @contextmanager
@@ -17,7 +27,7 @@ def random_numbers(state: RandomState | None = None) -> Iterator[None]:
     before = random_state()
     try:
         if state is None:
-            torch.manual_seed(0)
+            _seed()
         else:
             _draw_from(state)
         yield
@@ -26,11 +36,29 @@ def random_numbers(state: RandomState | None = None) -> Iterator[None]:
 
 
 def random_state() -> RandomState:
-    """Return the state of the random numbers of the processor and of each GPU in use."""
-    return torch.get_rng_state(), torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    """Return the state of all random numbers: of torch, of the GPUs in use, of Python and of numpy if it is in use."""
+    numpy = sys.modules.get("numpy")
+    return RandomState(
+        torch.get_rng_state(),
+        torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],
+        random.getstate(),
+        None if numpy is None else numpy.random.get_state(),
+    )
+
+
+def _seed() -> None:
+    torch.default_generator.manual_seed(0)  # `torch.manual_seed` would change the seed of a GPU that is used later.
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(0)
+    random.seed(0)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(0)
 
 
 def _draw_from(state: RandomState) -> None:
-    torch.set_rng_state(state[0])
-    if state[1]:
-        torch.cuda.set_rng_state_all(state[1])
+    torch.set_rng_state(state.of_torch)
+    if state.of_gpus:
+        torch.cuda.set_rng_state_all(state.of_gpus)
+    random.setstate(state.of_python)
+    if state.of_numpy is not None:
+        sys.modules["numpy"].random.set_state(state.of_numpy)

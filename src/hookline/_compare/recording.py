@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +29,7 @@ from hookline._kernel import (
     unwrap,
 )
 from hookline._torch import known_version
+from hookline.errors import NeverFired
 
 
 @dataclass
@@ -127,8 +128,9 @@ def record(
             for place in find_places(model, [Site(path, port=port)]):
                 places.append((place._replace(exact=False), observer))
     add_observers(hooks, places)
-    with torch.no_grad(), hooks if len(hooks) else nullcontext():
-        args, kwargs = map_tensors(torch.clone, arguments, in_objects=True)
+    args, kwargs = map_tensors(torch.clone, arguments, in_objects=True)
+    never = suppress() if prepare is None else suppress(NeverFired)  # On other inputs, another module may be chosen.
+    with never, torch.no_grad(), hooks if len(hooks) else nullcontext():
         recording.output = model(*args, **kwargs)
     return recording
 

@@ -91,7 +91,7 @@ def compare_with_reference(
         if place.seen is None:
             continue
         exact = in_one_layout(saved_value, again.get(other, value), None, to_a)[1]
-        limits = rounding.with_explained(place.parts, difference(value, exact).parts, sum(1 for _ in b.modules()))
+        limits = rounding.with_explained(place.parts, difference(value, exact).parts)
         part = uncovered(place.parts, limits)
         place.part = next(iter(limits)) if part is None else part
         place.rounding, place.limits = limits[place.part], limits

@@ -18,11 +18,13 @@ from hookline._compare.random_numbers import RandomState, random_numbers
 from hookline._compare.recording import ModuleCall, Recording
 from hookline._kernel import leaves, map_tensors, resting, unwrap
 
-_MARGIN = 4  # Two ways to compute the same may round this many times as far as one and its version in another dtype.
+_MARGIN = 8  # Two ways to compute the same may round this many times as far as one and its version in another dtype;
+_MARGIN_IF_COARSE = 2  # in half precision, this many times, as a share of the whole: there faults can be as small.
+_COARSE = 1e-4  # From this unit in the last place on, a dtype is coarse.
+_MOST = 0.25  # No larger share of an output is rounding, unless it was measured.
 _FREE = 8  # This many units in the last place of the largest element need no explanation.
 _FREE_SHARE = 2  # Nor does an error that is this many units in the last place as a share of the whole.
 _RELATED = 0.5  # In another dtype, a module whose output is further off than this share does something else.
-_FEW = 16  # In so many modules, rounding does not add up to more than that.
 
 
 class Limit(NamedTuple):
@@ -102,39 +104,39 @@ class Rounding:
         """The error of a small module that needs no explanation, as a share of the whole."""
         return _FREE_SHARE * self.eps
 
-    def free(self, parts: Mapping[str, MeasuredPart], modules: int = 1) -> dict[str, Limit]:
-        """Return the errors of the parts of an output that need no explanation, if so many modules computed it."""
+    def free(self, parts: Mapping[str, MeasuredPart]) -> dict[str, Limit]:
+        """Return the errors of the parts of an output that need no explanation."""
         if self.tolerance is not None:
             return {name: Limit(self.tolerance * part.largest_of_all, math.inf) for name, part in parts.items()}
-        share = self.share * max(1.0, modules / _FEW) ** 0.5
-        return {name: Limit(_FREE * self.eps * part.largest, share) for name, part in parts.items()}
+        return {name: Limit(_FREE * self.eps * part.largest, self.share) for name, part in parts.items()}
 
     def with_explained(
-        self, parts: Mapping[str, MeasuredPart], explained: Mapping[str, MeasuredPart], modules: int = 1
+        self, parts: Mapping[str, MeasuredPart], explained: Mapping[str, MeasuredPart]
     ) -> dict[str, Limit]:
         """Return the largest errors of the parts of an output if rounding inside is known to make such errors."""
-        free = self.free(parts, modules)
+        free = self.free(parts)
         if self.tolerance is not None:
             return free
+        margin = _MARGIN if self.eps < _COARSE else _MARGIN_IF_COARSE
         errors = {name: explained[name].error for name in free if name in explained}
-        return {
-            name: limit.larger(Limit(errors[name].largest, errors[name].relative).times(_MARGIN))
-            if name in errors
-            else limit
-            for name, limit in free.items()
+        limits = {
+            name: Limit(_MARGIN * error.largest, min(margin * error.relative, max(_MOST, error.relative)))
+            for name, error in errors.items()
         }
+        return {name: limit.larger(limits.get(name, limit)) for name, limit in free.items()}
 
     def measured(self, call: ModuleCall, parts: Mapping[str, MeasuredPart]) -> dict[str, Limit]:
         """Return the largest errors that rounding may make in the parts of the output of a call."""
-        modules = sum(1 for _ in call.module.modules())
-        again = run_in(call, self.other) if self.tolerance is None else None
+        if self.tolerance is not None:
+            return self.free(parts)
+        again = run_in(call, self.other)
         if again is not None:
             with suppress(OtherShape):
                 found = difference(call.output, again)
                 if found.whole.relative <= _RELATED:
-                    return self.with_explained(parts, found.parts, modules)
-        more = (1 + modules) ** 0.5 if self.tolerance is None else 1
-        return {name: limit.times(more) for name, limit in self.free(parts, modules).items()}
+                    return self.with_explained(parts, found.parts)
+        more = (1 + sum(1 for _ in call.module.modules())) ** 0.5
+        return {name: limit.times(more) for name, limit in self.free(parts).items()}
 
 
 def run_in(call: ModuleCall, dtype: torch.dtype) -> Any:

@@ -108,8 +108,7 @@ class Runs:
 
     def free_limits(self, place: ComparedPlace) -> dict[str, Limit]:
         """Return the errors at a place that need no explanation."""
-        call = self.of_a.calls[place.site][place.call]
-        return self.rounding.free(place.parts, sum(1 for _ in call.module.modules()))
+        return self.rounding.free(place.parts)
 
     def _replacement(self, path: str) -> Callable[[Any, Call], Any]:
         calls: list[ModuleCall] = self.of_a.calls[path]
