@@ -18,9 +18,11 @@ from hookline._kernel import map_tensors
 
 _PIECE = 1 << 20  # Elements that are compared at a time: copies of them in float64 take little memory.
 _PIECE_ON_GPU = 1 << 22
-_DWARFS = 64  # An element so many times as large as the median dwarfs the others.
+_DWARFS = 4096  # An element so many times as large as the median, or as those of another channel, dwarfs the others;
+_DWARFS_IF_COARSE = 64  # in half precision, so many times.
+COARSE = 1e-4  # The unit in the last place of half precision is larger than this.
 _SAMPLE = 4096  # About so many elements are looked at for the median.
-_SMALL = " without its largest elements"
+SMALL = " without its largest elements"
 
 Convert = Callable[[Tensor], Tensor]  # Changes the layout of a tensor of a into that of b, or back.
 
@@ -88,7 +90,7 @@ def difference(a: Any, b: Any) -> MeasuredValue:
             continue
         sums, of_small = _measured(*pair)
         all_sums += sums
-        for name, found in ((place, sums), (f"{place}{_SMALL}", of_small)):
+        for name, found in ((place, sums), (f"{place}{SMALL}", of_small)):
             if found:
                 is_exact = not pair.a.is_floating_point() and not pair.b.is_floating_point()
                 largest = [0.0 if is_exact else max(one.largest for one in one_of) for one_of in (found, sums)]
@@ -119,14 +121,15 @@ def _where(convert: Convert) -> Convert:
 @torch.no_grad()
 def where_apart(a: Any, b: Any, part: str) -> str:
     """Say at which element of a part of two values they differ most, and what it is in both."""
-    place = part.removesuffix(_SMALL)
+    place = part.removesuffix(SMALL)
     pair = Paired(a, b).pairs.get(place)
     if pair is None or are_equal(*pair):
         return ""
     one, two = _flat(pair.a), _flat(pair.b.to(pair.a.device))
     size = torch.where(one == two, 0.0, one - two).abs().nan_to_num(math.inf)
-    if place != part:
-        size = size.where(one.abs() <= _edge(pair.a), 0.0)
+    small = _small(pair.a, pair.b, _largest(pair.a)) if place != part else None
+    if small is not None:
+        size = size.where(small.reshape(-1), 0.0)
     number = int(size.argmax())
     index = ", ".join(str(int(position)) for position in torch.unravel_index(torch.tensor(number), pair.a.shape))
     where = f"[{index}]" if not place else f"[{index}] of output{place}"
@@ -187,26 +190,32 @@ def _measured(a: Tensor, b: Tensor) -> tuple[list[_Sums], list[_Sums]]:
     """Return the sums over the pieces of two tensors; and over the elements that others dwarf, if there are such."""
     b = b.to(a.device)
     all_of_it = [_sums(*piece) for piece in zip(_parts(a), _parts(b), strict=True)]
-    edge = _edge(a)
-    if max(one.largest for one in all_of_it) <= edge:
+    small = _small(a, b, max(one.largest for one in all_of_it))
+    if small is None:
         return all_of_it, []
-    of_small = []
-    for one, two in zip(_parts(a), _parts(b), strict=True):
-        is_small = one.abs() <= edge
-        if is_small.any():
-            of_small.append(_sums(one[is_small], two[is_small]))
-    return all_of_it, of_small
+    return all_of_it, [_sums(*piece) for piece in zip(_parts(a[small]), _parts(b.reshape(a.shape)[small]), strict=True)]
 
 
-def _edge(tensor: Tensor) -> float:
-    """Return the size above which elements dwarf the others."""
+def _small(tensor: Tensor, other: Tensor, largest: float) -> Tensor | None:
+    """Return which elements others dwarf: single large ones, or those of other channels; None if there are none."""
     if not tensor.is_floating_point():
-        return math.inf
+        return None
     flat = tensor.reshape(-1)
     sizes = exact(flat[:: 1 + len(flat) // _SAMPLE]).abs()
     sizes = sizes.where((sizes > 0) & (sizes < _limit(tensor)), torch.nan)
     median = sizes.nanmedian().item()
-    return math.inf if math.isnan(median) else _DWARFS * median
+    is_coarse = max(torch.finfo(one.dtype).eps for one in (tensor, other) if one.is_floating_point()) > COARSE
+    dwarfs = _DWARFS_IF_COARSE if is_coarse else _DWARFS
+    if dwarfs * median < largest:
+        return exact(tensor).abs() <= dwarfs * median
+    for dim in (-1, 1) if tensor.dim() > 2 else (-1,) if tensor.dim() == 2 else ():
+        channels = exact(tensor).movedim(dim, 0).flatten(1).abs().amax(1)
+        is_small = (channels > 0) & (channels < channels.max() / dwarfs)
+        if is_small.any():
+            return is_small.reshape([-1 if one == dim % tensor.dim() else 1 for one in range(tensor.dim())]).expand_as(
+                tensor
+            )
+    return None
 
 
 def _parts(tensor: Tensor) -> Iterator[Tensor]:

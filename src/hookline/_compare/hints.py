@@ -18,15 +18,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hookline import Hooks, Site
-from hookline._compare.apart import OtherShape, apart, difference, largest_element
+from hookline._compare.apart import MeasuredPart, OtherShape, apart, difference, largest_element
 from hookline._compare.compared_attention import find_pattern, how_masks_differ, how_patterns_differ, result_with
 from hookline._compare.filled_inputs import Filled
 from hookline._compare.paired_values import Paired, tensors_of
 from hookline._compare.random_numbers import RandomState
 from hookline._compare.recording import ModuleCall
-from hookline._compare.relations import relation
+from hookline._compare.relations import LEFT, relation
 from hookline._compare.rounding import Limit, cast, copied, run_alone, run_in, uncovered
-from hookline._compare.weights import EQUAL, difference_of
+from hookline._compare.weights import EQUAL, ROUNDED, difference_of
 from hookline._kernel import is_container, leaves, map_tensors, short_form
 from hookline._scan.restore_modules import buffers_as_found, left_as_found
 from hookline._torch import AnyDropout
@@ -134,8 +134,22 @@ class Suspect:
         return uncovered({name: part for name, part in parts.items() if name in self.limits}, self.limits) is None
 
     def explains(self, output: Any) -> bool:
-        """Return True if an output is what a's module returns, up to rounding."""
-        return self.are_same(*self.convert(output))
+        """Return True if an output is what a's module returns, up to rounding, and clearly nearer than that of b."""
+        value, other = self.convert(output)
+        if not self.are_same(value, other):
+            return False
+        parts = difference(value, other).parts
+        before = {name: part.error.relative for name, part in self.parts.items() if name in parts}
+        return all(parts[name].error.relative <= LEFT * error for name, error in before.items() if self.is_off(name))
+
+    @cached_property
+    def parts(self) -> Mapping[str, MeasuredPart]:
+        """How far the parts of b's output are from a's."""
+        return difference(*self.convert(self.of_b)).parts
+
+    def is_off(self, part: str) -> bool:
+        """Return True if rounding does not explain the error of a part of the output."""
+        return part in self.limits and not self.limits[part].covers(self.parts[part].error)
 
     def explained_by(self, module: nn.Module) -> bool:
         """Return True if a changed copy of b's module returns what a's module does."""
@@ -205,7 +219,7 @@ def _weights(suspect: Suspect) -> str | None:
     differing = {}
     for name in pairs:
         kind, what = difference_of(in_a[name], in_b[name])
-        if kind != EQUAL:
+        if kind not in (EQUAL, ROUNDED):
             differing[name] = what
     for names in [*([name] for name in differing), list(differing)]:
         if names and _explained_with(suspect, {name: in_a[name] for name in names}):

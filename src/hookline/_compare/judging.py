@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from hookline._compare.apart import Apart, sums
+from hookline._compare.apart import SMALL, Apart, sums
 from hookline._compare.recording import Recording
 from hookline._compare.report import ComparedPlace
 from hookline._compare.rounding import Limit, Rounding, uncovered
@@ -53,10 +53,9 @@ def _is_explained(place: ComparedPlace, runs: Runs, is_around_off: bool) -> bool
 
 
 def _is_large(place: ComparedPlace, limits: Mapping[str, Limit]) -> bool:
-    return any(
-        part.error.largest > _NEAR * limits[name].largest or part.error.relative > _NEAR * limits[name].relative
-        for name, part in place.parts.items()
-    )
+    """Return True if rounding can't explain an error. Where numbers cancel out, small ones may be nothing else."""
+    whole = {name: part.error for name, part in place.parts.items() if not name.endswith(SMALL)}
+    return any(not limits[name].times(_NEAR).covers(error) for name, error in whole.items())
 
 
 def clear_what_is_made_good(places: Places, runs: Runs) -> None:

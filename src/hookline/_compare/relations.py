@@ -14,6 +14,7 @@ from hookline._compare.paired_values import tensors_of
 from hookline._compare.rounding import Limit
 from hookline._compare.weights import order_of_rows
 
+LEFT = 0.6  # A correction leaves no more than this share of the error.
 _NOTHING = 1e-6  # No factor is so small, or so near to 1.
 _LEAST = 4  # Fewer elements show no relation: any number is a factor of another.
 _CLEARLY = 3  # If several relations hold, the first is given, unless so many times less is left over by another.
@@ -33,11 +34,11 @@ def relation(in_a: Tensor, in_b: Tensor, others: Mapping[str, Any], norm: Sequen
     if not in_a.is_floating_point() or not in_b.is_floating_point() or in_a.numel() < _LEAST:
         return ""
     one, two = in_a.to("cpu", torch.float64), in_b.to("cpu", torch.float64)
-    best, least = "", math.inf
+    best, least, most = "", math.inf, LEFT * (one - two).norm().item()
     for words, changed in _candidates(one, two, others, norm):
         if changed.shape == one.shape and _near(one, changed, limit):
             left = (one - changed).norm().item()
-            if not best or left < least / _CLEARLY:
+            if left <= most and (not best or left < least / _CLEARLY):
                 best, least = words, left
     return best or _reordered(one, two, limit.largest)
 

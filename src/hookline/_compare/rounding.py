@@ -13,14 +13,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from hookline._compare.apart import Apart, MeasuredPart, OtherShape, difference
+from hookline._compare.apart import COARSE, Apart, MeasuredPart, OtherShape, difference
 from hookline._compare.random_numbers import RandomState, random_numbers
 from hookline._compare.recording import ModuleCall, Recording
 from hookline._kernel import leaves, map_tensors, resting, unwrap
 
 _MARGIN = 8  # Two ways to compute the same may round this many times as far as one and its version in another dtype;
 _MARGIN_IF_COARSE = 2  # in half precision, this many times, as a share of the whole: there faults can be as small.
-_COARSE = 1e-4  # From this unit in the last place on, a dtype is coarse.
 _MOST = 0.25  # No larger share of an output is rounding, unless it was measured.
 _FREE = 8  # This many units in the last place of the largest element need no explanation.
 _FREE_SHARE = 2  # Nor does an error that is this many units in the last place as a share of the whole.
@@ -117,7 +116,7 @@ class Rounding:
         free = self.free(parts)
         if self.tolerance is not None:
             return free
-        margin = _MARGIN if self.eps < _COARSE else _MARGIN_IF_COARSE
+        margin = _MARGIN if self.eps < COARSE else _MARGIN_IF_COARSE
         errors = {name: explained[name].error for name in free if name in explained}
         limits = {
             name: Limit(_MARGIN * error.largest, min(margin * error.relative, max(_MOST, error.relative)))
