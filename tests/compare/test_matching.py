@@ -95,7 +95,7 @@ def test_a_wrapped_model_is_matched_inside():
 def test_equal_names_come_first():
     a = sequence()
     report = hl.compare(a, copy.deepcopy(a), run=(X,))
-    assert report.matching.by_name
+    assert not report.matching.left_over()
     assert set(report.matching.how.values()) == {NAME}
 
 
@@ -104,5 +104,5 @@ def test_an_attention_that_returns_its_pattern_too_is_matched_by_name():
     b = copy.deepcopy(a)
     b.set_attn_implementation("sdpa")
     matching = hl.compare(a, b, run=run).matching
-    assert matching.by_name
+    assert not matching.left_over()
     assert "model.layers.0.self_attn" in matching.pairs

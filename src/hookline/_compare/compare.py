@@ -24,7 +24,7 @@ from hookline._compare.recording import paths_of
 from hookline._compare.references import Reference, compare_with_reference, reference_of
 from hookline._compare.report import ComparedPlace, Comparison
 from hookline._compare.runs import Runs
-from hookline._compare.weights import ROUNDED, Weight, compare_weights, pair_weights
+from hookline._compare.weights import MOVED, ROUNDED, Weight, compare_weights, pair_weights
 from hookline._kernel import describe, refuse_flags, unwrap
 from hookline._scan.fake_run import call_arguments_of
 from hookline._tables import count
@@ -152,6 +152,7 @@ def _runs(
 def _compare_runs(runs: Runs, match: Mapping[str, str | None] | None, backward: Loss | None) -> Comparison:
     """Measure each pair of modules, and look for the first that does something else."""
     weights = compare_weights(runs.a, runs.b, runs.matching.pairs, match)
+    elsewhere = {one.name: one.other for one in weights if one.kind == MOVED}
     places = {path: runs.seen(path, other) for path, other in runs.matching.pairs.items()}
     for pairs in runs.levels():
         runs.measure_local(pairs, places)
@@ -166,7 +167,7 @@ def _compare_runs(runs: Runs, match: Mapping[str, str | None] | None, backward: 
     clear_what_is_made_good(places, runs)
     first = first_off(places, runs) or _all_nan(places, runs)
     if first is not None:
-        _explain(first, runs)
+        _explain(first, runs, elsewhere)
     gradients = None
     if backward is not None:
         named = pair_weights(runs.a, runs.b, runs.matching.pairs, match)
@@ -197,8 +198,8 @@ def _has_nothing_finite(values: Any) -> bool:
     return any(one.is_floating_point() and not one.isfinite().any() for one in tensors)
 
 
-def _explain(place: ComparedPlace, runs: Runs) -> None:
-    """Look for the reason, and for the element that differs most."""
+def _explain(place: ComparedPlace, runs: Runs, elsewhere: Mapping[str, str]) -> None:
+    """Look for the reason, and for the element that differs most. Some weights of a are elsewhere in b."""
     of_a, of_b = runs.of_a.calls[place.site][place.call], runs.of_b.calls[place.other][0]
     given = runs.given(place.site, place.call)
     if given is None or place.local_values is None or place.local is None or place.local.is_none:
@@ -226,8 +227,13 @@ def _explain(place: ComparedPlace, runs: Runs) -> None:
         found = [path for path, calls in inside.items() if any(_is_output(tensor, one.output) for one in calls)]
         return max(found, key=lambda path: path.count("."), default="").removeprefix(start)
 
+    moved = {
+        name.removeprefix(start): other.removeprefix(other_start)
+        for name, other in elsewhere.items()
+        if name.startswith(start) and other.startswith(other_start)
+    }
     values = (of_a.inputs, given, *place.local_values, place.limits)
-    suspect = Suspect(of_a.module, of_b.module, *values, convert, owner, of_a.random, innermost, names)
+    suspect = Suspect(of_a.module, of_b.module, *values, convert, owner, of_a.random, innermost, names, moved)
     hint = hint_for(suspect)
     if hint is not None:
         place.hint = hint.text

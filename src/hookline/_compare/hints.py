@@ -66,6 +66,8 @@ class Suspect:
     innermost: Callable[[Tensor], str] = lambda _: ""  # Returns the innermost module inside a's that returned a tensor.
     names: Mapping[str, str] = field(default_factory=dict)  # The paths of modules inside a's, and those of their pairs.
 
+    moved: Mapping[str, str] = field(default_factory=dict)  # Weights of a that are elsewhere in b: where they are.
+
     @cached_property
     def changeable(self) -> nn.Module:
         """A copy of b's module, which is changed, run and changed back."""
@@ -230,6 +232,22 @@ def _weights(suspect: Suspect) -> str | None:
         if is_own and _explained_with(suspect, {name: in_a[name].T}):
             return f"{name}: transposed"
     return None
+
+
+def _moved(suspect: Suspect) -> str | None:
+    """Let the weights of b that hold numbers of other weights of a change places."""
+    in_a = dict(suspect.a.named_parameters())
+    in_b = dict(suspect.b.named_parameters())
+    # Where one is, another one belongs: that which the order of a's weights in b gives.
+    places = [other for other in in_b if other in suspect.moved.values()]
+    names = [name for name in in_a if name in suspect.moved]
+    if (
+        len(names) < 2
+        or len(names) != len(places)
+        or not _explained_with(suspect, {place: in_a[name] for place, name in zip(places, names, strict=True)})
+    ):
+        return None
+    return "; ".join(f"the numbers of {name!r} are in {suspect.moved[name]!r} of b" for name in names[:4])
 
 
 def _explained_with(suspect: Suspect, weights: Mapping[str, Tensor]) -> bool:
@@ -652,6 +670,7 @@ def _are_near(value: Any, other: Any, limit: Limit) -> bool:
 
 _REASONS: tuple[Callable[[Suspect], str | Hint | None], ...] = (
     _training,
+    _moved,
     _weights,
     _biases,
     _settings,

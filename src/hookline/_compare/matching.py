@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from hookline._compare.apart import sums
+from hookline._compare.moved import moved
 from hookline._compare.paired_values import tensors_of
 from hookline._compare.recording import ModuleCall, Recording
 from hookline._tables import Table, Tabular, count
@@ -40,11 +41,6 @@ class Matching(Tabular):
     def add(self, path: str, other: str, how: str) -> None:
         """Add a pair."""
         self.pairs[path], self.how[path] = other, how
-
-    @property
-    def by_name(self) -> bool:
-        """Whether all pairs have equal names, and nothing is left over."""
-        return not self.only_a and not self.only_b and all(how == NAME for how in self.how.values())
 
     def left_over(self) -> list[str]:
         """Say in words what has no counterpart."""
@@ -137,6 +133,13 @@ def renamed(path: str, match: Mapping[str, str | None]) -> str | None:
     return ".".join(part for part in (start, rest.removeprefix(".")) if part)
 
 
+def renamed_start(path: str, match: Mapping[str, str | None]) -> str:
+    """Return what the part of a path that a pattern names is called in b; "" if none does."""
+    pattern = _pattern_of(path, match)
+    fitting = _regex(pattern).match(path) if pattern is not None else None
+    return (renamed(path[: fitting.end()], match) or "") if fitting is not None else ""
+
+
 def _regex(pattern: str) -> re.Pattern[str]:
     """Return what matches a path that begins with a pattern, with a group for each star."""
     parts = re.split(r"(\*\*|\*)", pattern)
@@ -149,13 +152,19 @@ def _match_like(found: Matching, a: Recording, b: Recording, left_out: set[str])
     taken = set(found.pairs.values())
     in_a = [path for path in a.calls if path not in found.pairs and path not in left_out]
     in_b = [path for path in b.calls if path not in taken]
-    inner_a, inner_b = _innermost(in_a, a), _innermost(in_b, b)
-    traits = [{path: _traits(path, ran.calls[path][0]) for path in one} for ran, one in ((a, inner_a), (b, inner_b))]
-    for path, other in _with_one_weight(*traits):
-        found.add(path, other, LIKE)
-        del traits[0][path], traits[1][other]
-    for path, other in _aligned(*traits):
-        found.add(path, other, LIKE)
+    given = {path: other for path, other in found.pairs.items() if found.how[path] == GIVEN}
+    groups: dict[str, tuple[dict[str, _Traits], dict[str, _Traits]]] = {}  # By the given module of b around.
+    for side, ran, paths, around in ((0, a, in_a, given), (1, b, in_b, {other: other for other in given.values()})):
+        for path in _innermost(paths, ran):
+            outer = max((one for one in around if path in _inside(one, [path])), key=len, default=None)
+            group = groups.setdefault("" if outer is None else around[outer], ({}, {}))
+            group[side][path] = _traits(path, ran.calls[path][0])
+    for traits in groups.values():
+        for path, other in _with_one_weight(*traits):
+            found.add(path, other, LIKE)
+            del traits[0][path], traits[1][other]
+        for path, other in _aligned(*traits):
+            found.add(path, other, LIKE)
     free = [path for path in in_b if path not in set(found.pairs.values())]
     for path in sorted((one for one in in_a if one not in found.pairs), key=_outermost_last):
         wanted = {found.pairs[one] for one in _inside(path, found.pairs)}
@@ -181,7 +190,7 @@ def _inside(path: str, paths: Iterable[str]) -> list[str]:
 
 
 def _with_one_weight(a: Mapping[str, _Traits], b: Mapping[str, _Traits]) -> list[tuple[str, str]]:
-    """Return the modules that hold the same numbers as one of b, and no other of a does."""
+    """Return the modules that hold the same numbers as one of b, and no other of a does, unless the names deny it."""
     alike = [
         (path, other)
         for path, one in a.items()
@@ -189,7 +198,9 @@ def _with_one_weight(a: Mapping[str, _Traits], b: Mapping[str, _Traits]) -> list
         if _same_numbers(one, two) and _may_be_pair(one, two)
     ]
     often = [Counter(pair[side] for pair in alike) for side in (0, 1)]
-    return [pair for pair in alike if often[0][pair[0]] == often[1][pair[1]] == 1]
+    pairs = {path: other for path, other in alike if often[0][path] == often[1][other] == 1}
+    elsewhere = moved(pairs, b)
+    return [(path, other) for path, other in pairs.items() if path not in elsewhere]
 
 
 def _aligned(a: Mapping[str, _Traits], b: Mapping[str, _Traits]) -> list[tuple[str, str]]:
@@ -251,8 +262,11 @@ def _likeness(one: _Traits, two: _Traits) -> float:
 
 
 def _may_be_pair(one: _Traits, two: _Traits) -> bool:
-    fits = not (one.is_innermost and two.is_innermost) or one.matrices == two.matrices
-    return one.elements == two.elements and (fits or not (one.matrices and two.matrices))
+    if one.is_innermost and two.is_innermost:
+        fits = one.matrices == two.matrices and (one.numbers is None) == (two.numbers is None)
+    else:
+        fits = not (one.matrices and two.matrices) or one.matrices == two.matrices
+    return one.elements == two.elements and fits
 
 
 def _same_numbers(one: _Traits, two: _Traits) -> bool:

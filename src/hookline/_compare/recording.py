@@ -129,8 +129,8 @@ def record(
                 places.append((place._replace(exact=False), observer))
     add_observers(hooks, places)
     args, kwargs = map_tensors(torch.clone, arguments, in_objects=True)
-    never = suppress() if prepare is None else suppress(NeverFired)  # On other inputs, another module may be chosen.
-    with never, torch.no_grad(), hooks if len(hooks) else nullcontext():
+    never = (NeverFired,) if prepare is not None else ()  # On other inputs, a model may call other modules.
+    with suppress(*never), torch.no_grad(), hooks if len(hooks) else nullcontext():
         recording.output = model(*args, **kwargs)
     return recording
 

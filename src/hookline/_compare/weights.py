@@ -8,9 +8,11 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from hookline._compare.apart import are_equal, exact, largest_difference, largest_element, sums
-from hookline._compare.matching import renamed
+from hookline._compare.matching import renamed, renamed_start
+from hookline._compare.moved import moved
 from hookline._compare.paired_values import tensors_of
 from hookline._kernel import shape_of, unwrap
 from hookline.errors import HooklineError
@@ -18,7 +20,7 @@ from hookline.errors import HooklineError
 Match = Mapping[str, str | None] | None
 
 EQUAL, ROUNDED, DIFFERENT, MISSING, EXTRA, SHAPE = "equal", "rounded", "different", "missing", "extra", "shape"
-TRANSPOSED = "transposed"
+TRANSPOSED, MOVED = "transposed", "moved"
 _SAME = 1e-5  # Two weights hold the same numbers if their sums are no further apart, as a share.
 _LARGEST_SEARCH = 1 << 24  # Elements up to which permutations are looked for.
 
@@ -50,7 +52,7 @@ def pair_weights(
     """
     in_a, in_b = _left_in(a, match), _held(unwrap(b))
     names = _by_name(in_a, in_b, pairs or {}, match)
-    _add_by_numbers(names, in_a, in_b)
+    _add_by_numbers(names, in_a, in_b, match)
     _add_by_shape(names, in_a, in_b)
     return names
 
@@ -67,19 +69,29 @@ def compare_weights(
         match: The patterns of `match=`.
     """
     in_a, in_b = _left_in(a, match), _held(unwrap(b))
+    for side, held in (("a", in_a), ("b", in_b)):
+        unready = [name for name, one in held.items() if is_lazy(one.tensor)]
+        if unready:
+            raise HooklineError(f"{unready[0]!r} of {side} has no numbers yet: run the model once")
     names = pair_weights(a, b, pairs, match)
     if not names and in_a and in_b:
         raise HooklineError(
             f"no weight of b has the name, the numbers or the shape of one of a, as {next(iter(in_a))!r}: "
-            "name pairs with match=, or give run=, by which modules are paired"
+            "name pairs with match="
         )
     found = []
+    elsewhere = moved({name: names[name] for name in in_a if names.get(name, name) != name}, in_b)
     for name in (name for name in in_a if name in names):
         other = names[name]
+        if name in elsewhere:
+            found.append(
+                Weight(name, other, MOVED, f"its numbers are in {other!r} of b, and not in {elsewhere[name]!r}")
+            )
         (one, holder, _), (two, other_holder, _) = in_a[name], in_b[other]
         kind, what = difference_of(one, two)
         # `Conv1D` of transformers holds the weight of a linear layer transposed.
-        is_layout = what == TRANSPOSED and type(holder) is not type(other_holder)
+        is_known = "Conv1D" in (type(holder).__name__, type(other_holder).__name__) or one.shape != two.shape
+        is_layout = what == TRANSPOSED and type(holder) is not type(other_holder) and is_known
         if kind != EQUAL and not is_layout:
             found.append(Weight(name, other, kind, what))
     taken = set(names.values())
@@ -91,8 +103,9 @@ def compare_weights(
                     name, "", MISSING, f"b has no {_in_b(name, pairs or {}, match)}, which is {shape_of(tensor)} in a"
                 )
             )
+    left_out = _held(unwrap(a)).keys() - in_a.keys()
     for name, (tensor, _, is_saved) in in_b.items():
-        if is_saved and name not in taken and id(tensor) not in known[1]:
+        if is_saved and name not in taken and name not in left_out and id(tensor) not in known[1]:
             found.append(Weight("", name, EXTRA, f"a has no {name}, which is {shape_of(tensor)} in b"))
     return found
 
@@ -144,22 +157,40 @@ def _by_name(
     return names
 
 
-def _add_by_numbers(names: dict[str, str], in_a: Mapping[str, _Held], in_b: Mapping[str, _Held]) -> None:
+def _add_by_numbers(names: dict[str, str], in_a: Mapping[str, _Held], in_b: Mapping[str, _Held], match: Match) -> None:
     """Add pairs of weights with other names that hold the same numbers, in any order."""
     taken = set(names.values())
-    numbers: dict[tuple[int, ...], list[tuple[str, float, float]]] = {}
+    numbers: dict[tuple[int, ...], list[tuple[str, float, float, float]]] = {}
     for name, (tensor, _, _) in in_b.items():
         if name not in taken and not tensor.is_meta and tensor.numel():
-            numbers.setdefault(_size(tensor), []).append((name, *sums(tensor)))
+            numbers.setdefault(_size(tensor), []).append((name, *sums(tensor), _eps(tensor)))
     for name, (tensor, _, _) in in_a.items():
         others = numbers.get(_size(tensor)) if name not in names and not tensor.is_meta else None
         if others:
             total, absolute = sums(tensor)
-            near = _SAME * absolute
-            same = next((one for one in others if abs(one[1] - total) <= near and abs(one[2] - absolute) <= near), None)
-            if same is not None:
+            near = max(_SAME, _eps(tensor), others[0][3]) * absolute
+            alike = [
+                one
+                for one in others
+                if abs(one[1] - total) <= near
+                and abs(one[2] - absolute) <= near
+                and _may_stand_for(name, one[0], match)
+            ]
+            if alike:
+                same = next((one for one in alike if _begin_alike(tensor, in_b[one[0]].tensor)), alike[0])
                 names[name] = same[0]
                 others.remove(same)
+
+
+def _may_stand_for(name: str, other: str, match: Match) -> bool:
+    """Return True unless patterns say that another module of b stands for that which holds a weight."""
+    start = renamed_start(name, match) if match is not None else ""
+    return not start or other.startswith(f"{start}.")
+
+
+def _begin_alike(one: Tensor, two: Tensor) -> bool:
+    """Return True if two weights begin with the same numbers, as far as the coarser dtype shows."""
+    return one.shape == two.shape and _is_rounded(one.flatten()[:64].detach(), two.flatten()[:64].detach())
 
 
 def _add_by_shape(names: dict[str, str], in_a: Mapping[str, _Held], in_b: Mapping[str, _Held]) -> None:
@@ -199,7 +230,7 @@ def difference_of(one: Tensor, two: Tensor) -> tuple[str, str]:
         apart = largest_difference(one, two)
         if apart == 0:
             return EQUAL, ""
-        if apart <= rounding * largest:
+        if _is_rounded(one, two):
             return ROUNDED, f"rounded: {str(one.dtype)[6:]} and {str(two.dtype)[6:]}"
     in_a = exact(one)
     in_b = exact(two).to(in_a.device)
@@ -212,6 +243,16 @@ def difference_of(one: Tensor, two: Tensor) -> tuple[str, str]:
         if one.is_floating_point() and in_a.to(dtype).double().equal(in_b):
             return DIFFERENT, f"rounded to {str(dtype)[6:]} in b"
     return DIFFERENT, _in_words(in_a, in_b, rounding * max(largest, 1e-30))
+
+
+def _is_rounded(one: Tensor, two: Tensor) -> bool:
+    """Return True if each number is that of the other tensor, rounded to the coarser dtype."""
+    coarser, finer = sorted((one, two), key=_eps, reverse=True)
+    finer = finer.to(coarser.device)
+    if coarser.dtype != finer.dtype and torch.equal(finer.to(coarser.dtype), coarser):
+        return True
+    sizes = exact(coarser), exact(finer).to(exact(coarser).device)
+    return bool(((sizes[0] - sizes[1]).abs() <= _eps(coarser) * sizes[0].abs()).all())
 
 
 def _rearranged(in_a: Tensor, in_b: Tensor, near: float) -> str:
@@ -281,10 +322,10 @@ def _in_words(in_a: Tensor, in_b: Tensor, near: float) -> str:
     apart = (in_a - in_b).abs()
     if (in_a - in_b - 1).abs().max() <= near or (in_b - in_a - 1).abs().max() <= near:
         return f"b's is a's {'minus' if in_a.flatten()[0] > in_b.flatten()[0] else 'plus'} 1"
-    if not in_b.any():
-        return "all zeros in b"
-    if not in_a.any():
-        return "all zeros in a"
+    for side, tensor in (("b", in_b), ("a", in_a)):
+        if tensor.min() == tensor.max():
+            number = tensor.flatten()[0].item()
+            return f"all {'zeros' if number == 0 else 'ones' if number == 1 else f'{number:.6g}'} in {side}"
     scale = (in_a * in_b).sum().item() / (in_b * in_b).sum().item()
     if scale and (in_a - scale * in_b).abs().max() <= 8 * near:
         return f"a's is {scale:.6g} times b's"
