@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import random
 from collections import Counter
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -173,9 +175,68 @@ def test_a_single_row_is_compared_with_a_batch():
     assert all(place.local is not None for place in report.values())
 
 
-def test_nothing_to_compare_is_an_error():
-    with pytest.raises(hl.HooklineError, match="none returned values that can be compared"):
-        hl.compare(nn.Linear(4, 3), nn.Linear(4, 5), run=(X,))
+def test_nothing_to_compare_is_an_error_and_another_shape_is_not_ok():
+    with pytest.raises(hl.HooklineError, match="none returned tensors"):
+        hl.compare(Returns(lambda y: None), Returns(lambda y: None), run=(X,), match={"linear": None})
+    report = hl.compare(nn.Linear(4, 3), nn.Linear(4, 5), run=(X,))
+    assert report.verdict == "the model itself returns something else: output is (2, 3) in a, (2, 5) in b"
+    report = hl.compare(nn.Linear(4, 1), nn.Sequential(nn.Linear(4, 1), nn.Flatten(0)), run=(X,))
+    assert report.verdict.startswith("the model itself returns something else: output is (2, 1) in a, (2,) in b")
+
+
+def test_another_shape_of_one_class_on_the_same_inputs_is_off():
+    class Best(nn.Module):
+        def __init__(self, count: int) -> None:
+            super().__init__()
+            self.count = count
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x.topk(self.count).values
+
+    class Model(nn.Module):
+        def __init__(self, count: int) -> None:
+            super().__init__()
+            self.best, self.sum = Best(count), nn.Identity()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.sum(self.best(x).sum(-1))
+
+    first = hl.compare(Model(2), Model(1), run=(X,)).first
+    assert first.site == "best"
+    assert first.odd == ["output is (2, 2) in a, (2, 1) in b"]
+
+
+def test_a_model_that_calls_other_modules_on_other_inputs_is_compared():
+    class Routed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gate, self.experts = nn.Linear(4, 8), nn.ModuleList(nn.Linear(4, 4) for _ in range(8))
+
+        def forward(self, x: Tensor) -> Tensor:
+            which, y = self.gate(x).argmax(-1), x.clone()
+            for expert in which.unique().tolist():
+                y[which == expert] += self.experts[expert](x[which == expert])
+            return y
+
+    for seed in range(4):
+        torch.manual_seed(seed)
+        a = nn.Sequential(nn.Linear(4, 4), Routed())
+        b = copy.deepcopy(a)
+        with torch.no_grad():
+            b[0].bias.add_(1)
+        assert hl.compare(a, b, run=(torch.randn(6, 4),)).first.site == "0"
+
+
+def test_random_numbers_of_python_and_numpy_are_the_same_in_both():
+    a = Returns(lambda y: y * random.random() * np.random.rand())
+    before = random.getstate()
+    assert hl.compare(a, copy.deepcopy(a), run=(X,)).ok
+    assert random.getstate() == before
+
+
+def test_a_model_of_torch_jit_is_refused():
+    with pytest.raises(hl.HooklineError, match="b is compiled by torch.jit"):
+        hl.compare(stack(), torch.jit.trace(stack(), X), run=(X,))
 
 
 def test_weights_alone_are_compared_without_a_run():

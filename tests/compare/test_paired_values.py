@@ -24,7 +24,7 @@ Both = namedtuple("Both", "x y")
         (Both(X, Y), {"p": X, "q": Y}, {"[0]": (X, X), "[1]": (Y, Y)}, [], []),
         ((X, Y), (X,), {"[0]": (X, X)}, ["output[1] is only in a"], []),
         ({"x": X}, {"x": X, "y": Y}, {'["x"]': (X, X)}, ['output["y"] is only in b'], []),
-        ((X, [Y, Y]), (X,), {"[0]": (X, X)}, [], ["output[1] is only in a"]),
+        ((X, [Y, Y]), (X,), {"[0]": (X, X)}, ["output[1] is only in a"], []),
         (X, (X, Y), {"": (X, X)}, [], ["output[1] is only in b"]),
         ({"loss": X.sum(), "logits": X}, Y, {'["logits"]': (X, Y)}, [], ['output["loss"] is only in a']),
         (X, None, {}, ["output is float32 (2, 3) in a, None in b"], []),
@@ -35,9 +35,11 @@ Both = namedtuple("Both", "x y")
         (2, 3, {"": (torch.tensor(2), torch.tensor(3))}, [], []),
         (X.numpy(), X, {"": (X, X)}, [], []),
         ({"x": X, "past_key_values": (Y,)}, {"x": X, "past_key_values": (X,)}, {'["x"]': (X, X)}, [], []),
+        ({"x": X, "hidden_states": [Y]}, {"x": X}, {'["x"]': (X, X)}, [], ['output["hidden_states"] is only in a']),
+        ({"x": X, "cache": Y}, {"x": X}, {'["x"]': (X, X)}, ['output["cache"] is only in a'], []),
         ({"x": X}, {"x": X, "cache": SimpleNamespace(keys=[Y])}, {'["x"]': (X, X)}, [], []),
     ],
-    ids=range(18),
+    ids=range(20),
 )
 def test_the_tensors_of_two_values_are_paired(a: Any, b: Any, pairs: dict, odd: list, besides: list):
     found = Paired(a, b)

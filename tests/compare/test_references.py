@@ -76,8 +76,16 @@ def test_names_that_are_no_places_are_said(model):
 def test_outputs_in_another_layout_are_mapped(model):
     values = {"0": model[0](X).T}
     assert hl.compare(values, model, run=(X,), to_a=lambda tensor: tensor.T).ok
-    with pytest.raises(hl.HooklineError, match="nothing in a could be compared"):
-        hl.compare(values, model, run=(X,))
+    report = hl.compare(values, model, run=(X,))
+    assert not report.ok
+    assert "output is (8, 2) in a, (2, 8) in b" in report.verdict
+
+
+def test_a_value_of_which_nothing_is_finite_is_not_ok(model):
+    with torch.no_grad():
+        model[0].weight.fill_(torch.nan)
+    values = {"0": model[0](X).detach()}
+    assert "nothing in a is finite" in hl.compare(values, model, run=(X,)).verdict
 
 
 @pytest.mark.parametrize("odd", [3, {}, {1: X}, ["0"]])

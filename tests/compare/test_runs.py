@@ -5,9 +5,11 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
+import hookline as hl
 from hookline._compare.runs import Runs
 
 X = torch.randn(2, 4, generator=torch.Generator().manual_seed(0))
@@ -64,3 +66,35 @@ def test_a_module_inside_may_return_what_a_s_does():
     assert error.is_none
     error, _ = runs.measure_with_outputs({"block": []}, pairs)["block"]
     assert error.relative > 0.1
+
+
+class Counts(nn.Module):
+    """Writes to a plain tensor, a buffer or a parameter in its forward."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.linear, self.plain = nn.Linear(4, 4), torch.zeros(4)
+        self.register_buffer("buffer", torch.zeros(4))
+        self.parameter, self.kind = nn.Parameter(torch.zeros(4)), kind
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            getattr(self, self.kind).add_(1)
+        return self.linear(x) + getattr(self, self.kind)
+
+
+@pytest.mark.parametrize("kind", ["plain", "buffer"])
+def test_what_a_forward_writes_is_undone(kind):
+    a = Counts(kind)
+    b = copy.deepcopy(a)
+    report = hl.compare(a, b, run=(X,))
+    assert report.ok
+    assert not any(place.is_made_good for place in report.values())
+    assert not getattr(a, kind).any()
+    assert not getattr(b, kind).any()
+
+
+def test_a_forward_that_writes_to_a_parameter_is_refused():
+    a = Counts("parameter")
+    with pytest.raises(hl.HooklineError, match="writes to its parameter 'parameter'"):
+        hl.compare(a, copy.deepcopy(a), run=(X,))

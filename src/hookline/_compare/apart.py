@@ -72,6 +72,7 @@ class MeasuredValue(NamedTuple):
     parts: dict[str, MeasuredPart]
     odd: list[str]
     besides: list[str]
+    reshaped: list[str]
 
 
 @torch.no_grad()
@@ -96,7 +97,7 @@ def difference(a: Any, b: Any) -> MeasuredValue:
                 largest = [0.0 if is_exact else max(one.largest for one in one_of) for one_of in (found, sums)]
                 parts[name] = MeasuredPart(_of_sums(found), *largest)
     whole = _of_sums([*all_sums, *map(_sums_if_equal, equal)]) if all_sums else NOTHING_APART
-    return MeasuredValue(whole, parts, paired.odd, paired.besides)
+    return MeasuredValue(whole, parts, paired.odd, paired.besides, paired.reshaped)
 
 
 def apart(a: Any, b: Any) -> Apart:
@@ -115,7 +116,17 @@ def in_one_layout(a: Any, b: Any, to_b: Convert | None, to_a: Convert | None) ->
 
 
 def _where(convert: Convert) -> Convert:
-    return lambda tensor: convert(tensor) if tensor.dim() > 1 else tensor
+    """Return a function that changes the layout of matrices, and of vectors if it can."""
+
+    def change(tensor: Tensor) -> Tensor:
+        if tensor.dim() > 1:
+            return convert(tensor)
+        try:
+            return convert(tensor) if tensor.dim() else tensor
+        except (IndexError, RuntimeError):
+            return tensor
+
+    return change
 
 
 @torch.no_grad()
@@ -134,6 +145,11 @@ def where_apart(a: Any, b: Any, part: str) -> str:
     index = ", ".join(str(int(position)) for position in torch.unravel_index(torch.tensor(number), pair.a.shape))
     where = f"[{index}]" if not place else f"[{index}] of output{place}"
     return f"at {where} a has {one[number].item():.6g} and b {two[number].item():.6g}"
+
+
+def has_nothing_finite(value: Any) -> bool:
+    """Return True if a tensor in a value has no finite number."""
+    return any(one.is_floating_point() and not one.isfinite().any() for one in tensors_of(value))
 
 
 def exact(tensor: Tensor) -> Tensor:

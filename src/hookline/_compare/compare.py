@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hookline._compare.apart import Convert, where_apart
+from hookline._compare.apart import Convert, has_nothing_finite, where_apart
 from hookline._compare.compared_gradients import Loss, compare_gradients
 from hookline._compare.hints import Suspect, hint_for
 from hookline._compare.judging import clear_what_is_made_good, first_off, judge
@@ -25,7 +25,7 @@ from hookline._compare.references import Reference, compare_with_reference, refe
 from hookline._compare.report import ComparedPlace, Comparison
 from hookline._compare.runs import Runs
 from hookline._compare.weights import MOVED, ROUNDED, Weight, compare_weights, pair_weights
-from hookline._kernel import describe, refuse_flags, unwrap
+from hookline._kernel import describe, is_scripted, refuse_flags, unwrap
 from hookline._scan.fake_run import call_arguments_of
 from hookline._tables import count
 from hookline.errors import HooklineError
@@ -69,10 +69,13 @@ def compare(
         strict: Raise `Diverged` if the models part.
     """
     functions = {"to_b": to_b, "to_a": to_a, "backward": backward}
-    _refuse_odd(b, match, tolerance, functions, strict)
+    _refuse_odd(a, b, match, tolerance, functions, strict)
     if not isinstance(a, nn.Module):
         if run is None and run_b is None:
-            raise HooklineError("hl.compare with saved values needs run=(...): what b is called with")
+            raise HooklineError(
+                "hl.compare with saved values needs run=(...): what b is called with; "
+                "to compare weights, load them into a model"
+            )
         _refuse_unused("a is saved values and not a model", to_b=to_b, backward=backward)
         report = compare_with_reference(reference_of(a), b, run if run_b is None else run_b, match, tolerance, to_a)
     elif run is None:
@@ -89,11 +92,18 @@ def compare(
     return report
 
 
-def _refuse_odd(b: Any, match: Any, tolerance: Any, functions: Mapping[str, Any], strict: Any) -> None:
+def _refuse_odd(a: Any, b: Any, match: Any, tolerance: Any, functions: Mapping[str, Any], strict: Any) -> None:
     """Raise for arguments of a wrong type."""
     refuse_flags(strict=strict)
     if not isinstance(b, nn.Module):
-        raise HooklineError(f"hl.compare takes a model as b, not {describe(b)}")
+        raise HooklineError(
+            f"hl.compare takes a model as b, not {describe(b)}; to compare checkpoints, load them into models"
+        )
+    for side, model in (("a", a), ("b", b)):
+        if isinstance(model, nn.Module) and is_scripted(unwrap(model)):
+            raise HooklineError(
+                f"{side} is compiled by torch.jit, and nothing inside can be seen: give the model before"
+            )
     is_match = isinstance(match, Mapping) and all(isinstance(one, str) for one in match)
     if match is not None and not (is_match and all(one is None or isinstance(one, str) for one in match.values())):
         raise HooklineError(f'match= takes names of a and of b, as in {{"h.*": "layers.*"}}, not {describe(match)}')
@@ -145,7 +155,7 @@ def _runs(
         some = "; ".join(f"{one.name or one.other}: {one.what}" for one in weights[:4])
         more = f"; and {len(weights) - 4} more" if len(weights) > 4 else ""
         raise HooklineError(
-            f"a model failed with {type(error).__name__}: {error}. Weights differ: {some}{more}"
+            f"a model failed with {type(error).__name__}: {str(error).rstrip('.')}. Weights differ: {some}{more}"
         ) from error
 
 
@@ -156,12 +166,9 @@ def _compare_runs(runs: Runs, match: Mapping[str, str | None] | None, backward: 
     places = {path: runs.seen(path, other) for path, other in runs.matching.pairs.items()}
     for pairs in runs.levels():
         runs.measure_local(pairs, places)
-    if not any(place.local for place in places.values()):
-        notes = {place.note for place in places.values()} - {""}
-        why = f" ({', '.join(sorted(notes)[:2])})" if notes else ""
+    if not any(place.local for place in places.values()) and not any(place.odd for place in places.values()):
         raise HooklineError(
-            f"{count(len(places), 'pair')} of modules, and none returned values that can be compared{why}: "
-            "name pairs with match=, or map layouts with to_b= and to_a="
+            f"{count(len(places), 'pair')} of modules, and none returned tensors: name pairs with match="
         )
     judge(places, runs)
     clear_what_is_made_good(places, runs)
@@ -177,10 +184,10 @@ def _compare_runs(runs: Runs, match: Mapping[str, str | None] | None, backward: 
 
 def _all_nan(places: Mapping[str, ComparedPlace], runs: Runs) -> ComparedPlace | None:
     """Return the first place at which nothing is finite, if that is so of a tensor that the model returns."""
-    if "" not in places or not _has_nothing_finite(places[""].seen_values):
+    found = [path for path, one in places.items() if one.seen_values and has_nothing_finite(one.seen_values[0])]
+    if "" not in found:
         return None
     starts = runs.of_a.starts()
-    found = [path for path, place in places.items() if _has_nothing_finite(place.seen_values)]
     ends = [
         path for path in found if not any(one != path and one.startswith(f"{path}." if path else "") for one in found)
     ]
@@ -190,12 +197,6 @@ def _all_nan(places: Mapping[str, ComparedPlace], runs: Runs) -> ComparedPlace |
         "returns nothing finite in both models, so there is nothing to compare from here on",
     )
     return first
-
-
-def _has_nothing_finite(values: Any) -> bool:
-    """Return True if a tensor of a has no finite number."""
-    tensors = tensors_of(values[0]) if values is not None else []
-    return any(one.is_floating_point() and not one.isfinite().any() for one in tensors)
 
 
 def _explain(place: ComparedPlace, runs: Runs, elsewhere: Mapping[str, str]) -> None:

@@ -152,6 +152,8 @@ def _backward(side: str, model: nn.Module, given: Arguments, loss: Loss) -> tupl
         raise HooklineError(f"backward= needs parameters that require gradients, and {side} has none")
     args, kwargs = map_tensors(torch.clone, given, in_objects=True)
     with left_as_found(model), buffers_as_found(model), random_numbers(), torch.enable_grad(), hooks:
+        if torch.is_inference_mode_enabled():
+            raise HooklineError("backward= can't work inside torch.inference_mode(), which records no graph")
         result = loss(model(*args, **kwargs))
         if not isinstance(result, Tensor) or result.numel() != 1 or not result.requires_grad:
             raise HooklineError("backward= takes a function from the output of a model to a loss, which is one number")

@@ -269,7 +269,8 @@ def _explained_with(suspect: Suspect, weights: Mapping[str, Tensor]) -> bool:
 
 def _in_words(suspect: Suspect, name: str, in_a: Tensor, in_b: Tensor, what: str) -> str:
     """Say how a weight differs."""
-    other = suspect.owner(in_b.detach()) if "%" in what else ""
+    is_constant = bool(in_b.min() == in_b.max())
+    other = suspect.owner(in_b.detach()) if "%" in what and not is_constant else ""
     return _base(name, in_a, in_b) or (f"it is that of {other!r} in a" if other else what)
 
 
@@ -311,7 +312,13 @@ def _base(name: str, in_a: Tensor, in_b: Tensor) -> str:
     """Name the base of rotary frequencies."""
     if "inv_freq" not in name or in_a.numel() < 2 or in_a.shape != in_b.shape:
         return ""
-    bases = [(tensor[0].double() / tensor[1].double()).item() ** len(tensor) for tensor in (in_a, in_b)]
+    places = torch.arange(len(in_a), dtype=torch.float64) / len(in_a)
+    bases = []
+    for tensor in (in_a.double().cpu(), in_b.double().cpu()):
+        base = (tensor[0] / tensor[-1]).item() ** (len(tensor) / (len(tensor) - 1))
+        if not torch.allclose(tensor, base**-places, rtol=1e-2):
+            return ""
+        bases.append(base)
     return f"the base of the rotary embedding is {bases[0]:.6g} in a and {bases[1]:.6g} in b"
 
 

@@ -16,6 +16,7 @@ from hookline._kernel import ATOMS, DEEPEST, children, describe, leaves, object_
 from hookline._plot.plot_data import dense
 
 _NUMBERS = (bool, int, float, complex)
+_OPTIONAL = "hidden_states$|attentions$"  # What models of transformers return if they are asked to.
 
 
 class Pair(NamedTuple):
@@ -30,13 +31,14 @@ class Paired:
 
     `pairs` has them by their place in a, as in "[0]"; "" is the value itself. `odd` says in words what has no
     counterpart, or one of another shape. `besides` says what only one value has besides its main tensors, such as all
-    hidden states.
+    hidden states. `reshaped` says which have other dimensions of size 1.
     """
 
     def __init__(self, a: Any, b: Any) -> None:
         self.pairs: dict[str, Pair] = {}
         self.odd: list[str] = []
         self.besides: list[str] = []
+        self.reshaped: list[str] = []
         self._add("", a, b, 0)
 
     def _add(self, place: str, a: Any, b: Any, depth: int) -> None:
@@ -58,6 +60,8 @@ class Paired:
             self.odd.append(f"output{place} is {tuple(a.shape)} in a, {tuple(b.shape)} in b")
         elif one.numel():
             self.pairs[place] = Pair(one, two)
+            if one.shape != two.shape:
+                self.reshaped.append(f"output{place} is {tuple(a.shape)} in a, {tuple(b.shape)} in b")
 
     def _add_tensor_and_container(self, place: str, a: Any, b: Any, one: Tensor | None, two: Tensor | None) -> None:
         """Add a tensor and the main one of a container: the first of the same shape."""
@@ -83,10 +87,10 @@ class Paired:
         for parts, known, side in ((a, taken[0], "a"), (b, taken[1], "b")):
             for key in (key for key in parts if key not in known):
                 words = f"output{place}{write_subscripts((key,))} is only in {side}"
-                if as_tensor(parts[key]) is not None:
-                    self.odd.append(words)
-                elif _has_tensors(parts[key]):
+                if isinstance(key, str) and re.search(_OPTIONAL, key) and _has_tensors(parts[key]):
                     self.besides.append(words)
+                elif as_tensor(parts[key]) is not None or _has_tensors(parts[key]):
+                    self.odd.append(words)
 
 
 def as_tensor(value: Any) -> Tensor | None:
@@ -126,8 +130,10 @@ def _in_words(value: Any) -> str:
 
 
 def _is_cache(key: Any, part: Any) -> bool:
-    is_named = isinstance(key, str) and re.search(r"past_key|(^|_)cache", key) is not None
-    return is_named or (not isinstance(part, (Tensor, *ATOMS)) and "Cache" in type(part).__name__)
+    is_named = isinstance(key, str) and re.search(r"past_key|^cache", key) is not None
+    return (is_named and as_tensor(part) is None) or (
+        not isinstance(part, (Tensor, *ATOMS)) and "Cache" in type(part).__name__
+    )
 
 
 def _has_tensors(value: Any) -> bool:

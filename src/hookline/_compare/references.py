@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from hookline import Cache, Site, Store
-from hookline._compare.apart import Convert, OtherShape, difference, in_one_layout, where_apart
+from hookline._compare.apart import Convert, OtherShape, difference, has_nothing_finite, in_one_layout, where_apart
 from hookline._compare.matching import GIVEN, NAME, Matching, refuse_unused, renamed
 from hookline._compare.paired_values import tensors_of
 from hookline._compare.random_numbers import random_numbers
@@ -74,7 +75,7 @@ def compare_with_reference(
     own = dtype_of_model(b)
     saved = max((one for one in dtypes if one.is_floating_point), key=lambda one: torch.finfo(one).eps, default=own)
     rounding = Rounding(saved, own, tolerance)
-    again = {} if tolerance is not None else _values_of(copied(b).to(rounding.for_b), run, list(seen), rounding.for_b)
+    again = {} if tolerance is not None else _in_dtype(b, run, list(seen), rounding.for_b)
     places = {}
     for name, other in sorted(matching.pairs.items(), key=lambda pair: _order(pair[1], seen)):
         place = places[name] = ComparedPlace(name, other, "")
@@ -84,7 +85,10 @@ def compare_with_reference(
             continue
         saved_value, value = in_one_layout(_value(values, name, seen[other]), seen[other], None, to_a)
         try:
-            place.seen, place.parts, place.odd, _ = difference(saved_value, value)
+            found = difference(saved_value, value)
+            place.seen, place.parts, place.odd = found.whole, found.parts, [*found.odd, *found.reshaped]
+            if has_nothing_finite(saved_value):
+                place.odd = ["nothing in a is finite"]
         except OtherShape as error:
             place.odd = [str(error)]
         place.is_off = bool(place.odd)
@@ -99,9 +103,6 @@ def compare_with_reference(
             place.is_off, place.seen = True, place.parts[part].error
         place.seen_values = saved_value, value
         place.worst = where_apart(saved_value, value, place.part)
-    if not any(place.seen for place in places.values()):
-        names = ", ".join(map(repr, list(values)[:3]))
-        raise HooklineError(f"nothing in a could be compared: it has {names}; name places of b with match=")
     first = next((place for place in places.values() if place.is_off), None)
     return Comparison(places, [], matching, first, [_ONLY_SEEN], tolerance=tolerance)
 
@@ -131,6 +132,14 @@ def _matching(values: Mapping[str, Any], b: nn.Module, match: Mapping[str, str |
     return found
 
 
+def _in_dtype(b: nn.Module, run: Any, sites: list[str], dtype: torch.dtype) -> dict[str, Any]:
+    """Return what passes in a copy of a model in another dtype; nothing if there can be none."""
+    try:
+        return _values_of(copied(b).to(dtype), run, sites, dtype)
+    except Exception:  # It can't be copied, or one of its operations knows no such dtype.
+        return {}
+
+
 def _values_of(b: nn.Module, run: Any, sites: list[str], dtype: torch.dtype | None = None) -> dict[str, Any]:
     """Return what passes at some places of a model, in their order."""
 
@@ -140,17 +149,8 @@ def _values_of(b: nn.Module, run: Any, sites: list[str], dtype: torch.dtype | No
     hooks = short_form(b)
     kept = hooks.capture([Site.parse(site) for site in sites])
     args, kwargs = map_tensors(cast, call_arguments_of(run), in_objects=True)
-    try:
-        with left_as_found(b), buffers_as_found(b), random_numbers(), torch.no_grad():
-            try:
-                with hooks:
-                    b(*args, **kwargs)
-            except NeverFired:
-                pass  # Some were not called; the report says which.
-    except Exception:
-        if dtype is None:
-            raise
-        return {}  # One of its operations knows no such dtype.
+    with left_as_found(b), buffers_as_found(b), random_numbers(), torch.no_grad(), suppress(NeverFired), hooks:
+        b(*args, **kwargs)  # If some are not called, the report says which.
     return {str(site): kept[site] for site in kept}
 
 

@@ -202,16 +202,21 @@ class Comparison(Tabular, Mapping[str, ComparedPlace]):
         return pandas.DataFrame(rows)
 
     def plot(self, *, ax: Axes | None = None, title: str | None = None) -> Figure | Axes:
-        """Plot the seen and the local error of the places that hold no others, in the order in which they run."""
+        """Plot both errors of the places that hold no others or are off, in the order in which they run."""
         if title is not None:
             refuse_texts(title=title)
-        inner = [site for site in self._places if not any(one.startswith(f"{site}.") for one in self._places) and site]
+        if not self._places:
+            raise HooklineError("there are no errors to plot: hl.compare without run= compares only weights")
+        shown = [site for site, place in self._places.items() if place.is_off or not self._holds_others(site)]
         found = {kind: self.errors(kind) for kind in KINDS}
-        errors = {kind: [one[site] for site in inner or one if site in one] for kind, one in found.items() if one}
+        errors = {kind: [one.get(site, math.nan) for site in shown] for kind, one in found.items() if one}
         longest = max(map(len, errors.values()))
         return plot_curves(
             errors, "place", range(longest), ax=ax, log=True, title=title or "error of each place", label=None
         )
+
+    def _holds_others(self, site: str) -> bool:
+        return not site or any(one.startswith(f"{site}.") for one in self._places)
 
     def explore(self, to: str | os.PathLike[str] = "report.html", **options: Any) -> Any:
         """Write a page that shows the values of a and b side by side, and both errors; options are of `hl.explore`."""

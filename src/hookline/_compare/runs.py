@@ -29,6 +29,8 @@ from hookline._compare.rounding import Limit, Rounding, dtype_of_run, uncovered
 from hookline._kernel import Arguments, Call, map_tensors
 from hookline._scan.restore_modules import buffers_as_found, left_as_found
 from hookline._tables import count
+from hookline._torch import known_version
+from hookline.errors import HooklineError
 
 
 class _Measured(NamedTuple):
@@ -41,6 +43,7 @@ class _Measured(NamedTuple):
     note: str
     odd: Sequence[str] = ()
     besides: Sequence[str] = ()
+    reshaped: Sequence[str] = ()
 
 
 class Runs:
@@ -65,16 +68,22 @@ class Runs:
         self.rounding = Rounding(*dtypes, tolerance)
         self._kept: dict[str, set[str]] = {}  # The inputs of b's modules for which a has none.
 
+    @property
+    def in_own_layout(self) -> bool:
+        """Whether nothing maps the values of one model into the layout of the other."""
+        return self.to_a is None and self.to_b is None
+
     def seen(self, path: str, other: str) -> ComparedPlace:
         """Compare what a pair of modules returned, each in its own run."""
         call = self.of_a.calls[path][0]
         place = ComparedPlace(path, other, type(call.module).__name__)
         found = self._measured(self.of_a.outputs(path), self.of_b.outputs(other))
-        place.seen, place.parts, place.seen_values, place.call, place.note = found[:5]
-        place.seen_parts = place.parts
+        place.seen, place.seen_values, place.seen_parts = found.error, found.values, found.parts
+        place.parts, place.call, place.note = found.parts, found.call, found.note
+        if not path:
+            place.odd, place.besides = [*found.odd, *found.reshaped], found.besides
         if not path and not other:  # The inputs of the model are the same.
             place.local, place.local_values = place.seen, place.seen_values
-            place.odd, place.besides = found.odd, found.besides
         return place
 
     def given(self, path: str, number: int) -> Mapping[str, Any] | None:
@@ -101,10 +110,14 @@ class Runs:
         for path, other in pairs.items():
             place, kept = places[path], self._kept.get(path)
             found = self._measured(self.of_a.outputs(path), recording.outputs(other))
-            place.local, place.parts, place.local_values, place.call, note = found[:5]
+            place.local, place.local_values = found.error, found.values
+            place.parts, place.call = found.parts, found.call
+            one, two = self.of_a.calls[path][0].module, self.of_b.calls[other][0].module
+            if found.error is None and found.odd and type(one) is type(two) and not kept and self.in_own_layout:
+                place.odd = found.odd  # Another shape, of one class on the same inputs.
             if uncovered(place.parts, self.free_limits(place)) is None:
                 place.local_values = None  # Equal up to rounding: they would only take memory.
-            place.note = note or (f"with b's own {', '.join(sorted(kept))}" if kept else place.note)
+            place.note = found.note or (f"with b's own {', '.join(sorted(kept))}" if kept else place.note)
 
     def free_limits(self, place: ComparedPlace) -> dict[str, Limit]:
         """Return the errors at a place that need no explanation."""
@@ -166,7 +179,8 @@ class Runs:
         calls = f"{count(len(of_a), 'call')} in a, {len(of_b)} in b" if len(of_a) != len(of_b) else ""
         odd = next((one.odd for one in found if one.odd), [])
         note = calls or (f"not compared: {odd[0]}" if odd else "")
-        return _Measured(*found[number][:2], pairs[number], number, note, odd, found[number].besides)
+        one = found[number]
+        return _Measured(one.whole, one.parts, pairs[number], number, note, odd, one.besides, one.reshaped)
 
     def in_one_layout(self, of_a: Any, of_b: Any) -> tuple[Any, Any]:
         """Return a value of a and one of b in one layout."""
@@ -194,5 +208,18 @@ class Runs:
 def _record(
     model: nn.Module, arguments: Any, paths: list[str], prepare: Callable[[Hooks], None] | None = None
 ) -> Recording:
+    before = _versions(model)
     with left_as_found(model), buffers_as_found(model), random_numbers():
-        return record(model, arguments, paths, prepare)
+        recording = record(model, arguments, paths, prepare)
+    changed = [name for name, version in _versions(model).items() if before.get(name, version) != version]
+    if changed:
+        raise HooklineError(
+            f"the forward of {type(model).__name__} writes to its parameter {changed[0]!r}, so no two runs are the same: "
+            "make it a buffer"
+        )
+    return recording
+
+
+def _versions(model: nn.Module) -> dict[str, int]:
+    """Return how often each parameter was written to."""
+    return {name: known_version(one) for name, one in model.named_parameters()}

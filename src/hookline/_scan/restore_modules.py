@@ -29,15 +29,16 @@ def left_as_found(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def buffers_as_found(model: nn.Module) -> Iterator[None]:
-    """Restore the buffers of a model that a run has written to, such as the statistics of a BatchNorm."""
-    before = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    """Restore the buffers and plain tensors of a model that a run has written to, as the statistics of a BatchNorm."""
+    plain = [held for _, module in Names(model).once() for held in vars(module).values() if type(held) is Tensor]
+    before = [(tensor, tensor.detach().clone()) for tensor in (*model.buffers(), *plain)]
     try:
         yield
     finally:
         with torch.no_grad():
-            for buffer, content in before:
-                if not torch.equal(buffer, content):  # BatchNorm writes without raising the version.
-                    buffer.copy_(content)
+            for tensor, content in before:
+                if not torch.equal(tensor, content):  # BatchNorm writes without raising the version.
+                    tensor.copy_(content)
 
 
 def module_restorer(module: nn.Module, seen: set[int]) -> Callable[[], bool]:
