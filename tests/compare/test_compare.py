@@ -95,7 +95,7 @@ def test_check_and_strict_raise():
     a = stack()
     b = copy.deepcopy(a)
     b[1].eps = 0.1
-    with pytest.raises(hl.Diverged, match="'1' does something else on the same inputs: .* Hint: eps is 1e-05"):
+    with pytest.raises(hl.Diverged, match="'1' does something else on the same inputs. Hint: eps is 1e-05"):
         hl.compare(a, b, run=(X,)).check()
     with pytest.raises(AssertionError):
         hl.compare(a, b, run=(X,), strict=True)
@@ -313,10 +313,14 @@ class Returns(nn.Module):
         (lambda y: y, lambda y: None, "output is float32 (2, 8) in a, None in b"),
         (lambda y: (y, y.sum()), lambda y: (y,), "output[1] is only in a"),
         (lambda y: "yes", lambda y: "no", "output is 'yes' in a, 'no' in b"),
-        (lambda y: 3, lambda y: 4, "100 % of the integers differ"),
-        (lambda y: y.argmax(-1) * 4000, lambda y: y.argmax(-1) * 4000 + 1, "100 % of the integers differ"),
+        (lambda y: 3, lambda y: 4, "100 % of the integers in the outputs differ"),
+        (
+            lambda y: y.argmax(-1) * 4000,
+            lambda y: y.argmax(-1) * 4000 + 1,
+            "100 % of the integers in the outputs differ",
+        ),
         (lambda y: y.sum().item(), lambda y: y.sum().item() + 0.1, "does something else"),
-        (lambda y: {"p": y, "q": 2 * y}, lambda y: {"p": 2 * y, "q": y}, 'of a\'s output["p"]'),
+        (lambda y: {"p": y, "q": 2 * y}, lambda y: {"p": 2 * y, "q": y}, 'The outputs at ["p"] differ by'),
         (lambda y: y * torch.nan, lambda y: y * torch.nan, "returns nothing finite in both models"),
     ],
     ids=range(9),

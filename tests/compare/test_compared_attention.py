@@ -64,7 +64,7 @@ def test_two_kernels_that_compute_the_same_are_ok():
         (
             Fused,
             WrongMask,
-            "in /softmax#0, a position sees up to 0 further in a and 1 in b: the mask is off by 1",
+            "in /softmax#0, of later positions, a position sees none in a and the next 1 in b: the mask is off by 1",
         ),
     ],
 )

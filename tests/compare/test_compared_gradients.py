@@ -156,7 +156,7 @@ def test_a_parameter_without_a_gradient_is_not_ok():
     b = copy.deepcopy(a)
     b[3].weight.requires_grad_(False)
     report = hl.compare(a, b, run=(X,), backward=squares)
-    assert report.first.note == "b gives it no gradient, and a does"
+    assert report.first.note == "b computes no gradient for it, and a does"
     assert "the gradient of '3.weight' differs" in report.verdict
 
 

@@ -245,3 +245,37 @@ def test_one_number_has_no_relation():
     a, b = Total(), Other()
     b.load_state_dict(a.state_dict())
     assert "times" not in hl.compare(a, b, run=(X,)).first.hint
+
+
+def test_another_activation_that_b_computes_by_a_function_is_named():
+    class Modules(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.up, self.act, self.down = nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.down(self.act(self.up(x)))
+
+    class Functions(Modules):
+        def __init__(self) -> None:
+            super().__init__()
+            del self.act
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.down(torch.nn.functional.gelu(self.up(x), approximate="tanh"))
+
+    assert hl.compare(Modules(), Functions(), run=(X,)).first.hint == "a computes gelu (exact), and b gelu (tanh)"
+
+
+def test_a_hint_with_a_tolerance_has_to_lower_the_error():
+    torch.manual_seed(0)
+    a = nn.Linear(48, 10)
+    b = copy.deepcopy(a)
+    with torch.no_grad():
+        b.weight.add_(0.02 * torch.randn(10, 48))
+    first = hl.compare(a, b, run=(torch.randn(16, 48),), tolerance=0.01).first
+    assert first.hint.startswith("weight: ")
+    c = nn.Linear(48, 10)
+    c.forward = lambda x: b(x)
+    assert hl.compare(a, c, run=(torch.randn(16, 48),), tolerance=0.01).first.hint == ""

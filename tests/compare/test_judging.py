@@ -47,7 +47,7 @@ def test_reordered_units_are_made_good():
     made_good = [site for site, place in report.items() if place.is_made_good]
     assert made_good == ["0.up", "0.down"]
     assert report["0.up"].note == "made good in '0'"
-    assert "; what differs at 2 more is made good by the modules around; 3 weights are not equal" in report.verdict
+    assert "; 2 more places differ, and the modules around agree; 3 weights are not equal" in report.verdict
 
 
 def test_a_fault_behind_what_is_made_good_is_found():

@@ -35,7 +35,7 @@ def test_a_cache_is_compared_by_its_sites(model, faulty):
     assert report.first.site == "2"
     assert report.first.local is None
     assert report["2:input"].seen.is_none
-    assert "only seen errors are known" in str(report)
+    assert "Only seen errors are known" in str(report)
     assert "'2' is the first place with another value" in report.verdict
 
 

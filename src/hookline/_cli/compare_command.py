@@ -15,6 +15,7 @@ from hookline._cli.models import ModelOptions, model_of
 from hookline._cli.output import say, say_json, working
 from hookline._compare.matching import Matching
 from hookline._compare.report import ComparedPlace
+from hookline._tables import table_of
 from hookline.errors import HooklineError
 
 DIVERGED = 1
@@ -36,7 +37,8 @@ def run_compare(
     if json:
         say_json(as_json(report))
     else:
-        say(report, whole=whole)
+        table = table_of(report)
+        say(replace(table, title=_in_shell(table.title), empty=_in_shell(table.empty)), whole=whole)
     if not report.ok:
         raise typer.Exit(DIVERGED)
 
@@ -73,6 +75,11 @@ def pairs_of(texts: Sequence[str]) -> dict[str, str | None] | None:
         if "=" not in text:
             raise HooklineError(f"--match takes A=B, as in --match 'h.*=layers.*', not {text!r}")
     return {name: other or None for name, _, other in (text.partition("=") for text in texts)} or None
+
+
+def _in_shell(text: str) -> str:
+    """Return a verdict with what a shell has in place of attributes of the report."""
+    return text.replace("see report.matching", "see --json").replace("see report.weights", "see --json")
 
 
 def _is_saved(name: str) -> bool:

@@ -97,8 +97,15 @@ def how_masks_differ(in_a: Tensor, in_b: Tensor) -> str:
     ahead = [_ahead(one) for one in seen if one is not None]
     if ahead[0] == ahead[1]:
         return "the masks differ: other positions are seen in a and in b"
+    last = in_a.shape[-1] - 1
+    for side, other, (mine, one) in (("a", "b", ahead), ("b", "a", ahead[::-1])):
+        if mine == last and one == 0:
+            return f"{side} has no causal mask, and {other} has one"
+    seen_ahead = ["none" if one <= 0 else f"the next {one}" for one in ahead]
     off = abs(ahead[0] - ahead[1])
-    return f"a position sees up to {ahead[0]} further in a and {ahead[1]} in b: the mask is off by {off}"
+    return (
+        f"of later positions, a position sees {seen_ahead[0]} in a and {seen_ahead[1]} in b: the mask is off by {off}"
+    )
 
 
 def _seen(value: Tensor) -> Tensor | None:

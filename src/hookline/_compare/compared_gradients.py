@@ -132,7 +132,7 @@ def compare_gradients(
                     if how and place.seen is not None and place.seen.relative > _MORE * runs.rounding.share:
                         place.is_off, place.note = True, how
                 elif not place.is_made_good:
-                    place.is_off, place.note = True, "b gives it no gradient, and a does"
+                    place.is_off, place.note = True, "b computes no gradient for it, and a does"
     return Comparison(
         places, [], None, _first(places) or _first_seen(places, runs, largest_element(list(of_a.values())))
     )

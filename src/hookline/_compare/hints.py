@@ -460,7 +460,9 @@ def _between(suspect: Suspect, must_know: bool = True) -> Hint | None:
         if not site.endswith(":inputs") or not _explained_before(suspect, site, from_a, pair, in_b):
             return None
         name = site.removesuffix(":inputs")
-        text = _only_in_a(suspect, pair[0])
+        text = _other_activation(suspect, *pair) or _only_in_a(suspect, pair[0])
+        if text.startswith("a computes"):
+            return Hint(text, suspect.as_in_b(site))
         text = text or relation(*pair, before, (), suspect.near(pair[0]))
         extra = _only_in_b(suspect, pair[1])
         if extra and not text:
@@ -470,6 +472,13 @@ def _between(suspect: Suspect, must_know: bool = True) -> Hint | None:
         words = f"what {name!r} gets in a is {text}" if text else f"{name!r} gets something else"
         return Hint(words, suspect.as_in_b(site))
     return None
+
+
+def _other_activation(suspect: Suspect, in_a: Tensor, in_b: Tensor) -> str:
+    """Say that b computes another activation, by a function, where a has a module."""
+    given = tensors_of(suspect.passing_in_a.get(f"{suspect.innermost(in_a)}:inputs"))[:1]
+    names = [_name_of_activation(one, value, suspect.near(value)) for one in given for value in (in_a, in_b)]
+    return f"a computes {names[0]}, and b {names[1]}" if all(names) and len(set(names)) == 2 else ""
 
 
 def _only_in_a(suspect: Suspect, given: Tensor) -> str:

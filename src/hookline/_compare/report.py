@@ -9,10 +9,10 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from hookline import Site
-from hookline._compare.apart import Apart, MeasuredPart
+from hookline._compare.apart import SMALL, Apart, MeasuredPart
 from hookline._compare.matching import Matching
 from hookline._compare.rounding import NO_ERROR, Limit
-from hookline._compare.weights import ROUNDED, Weight
+from hookline._compare.weights import EXTRA, MISSING, ROUNDED, Weight
 from hookline._kernel import refuse_texts
 from hookline._plot.plot import plot_curves
 from hookline._tables import Table, Tabular, count, table_of
@@ -125,14 +125,18 @@ class Comparison(Tabular, Mapping[str, ComparedPlace]):
         """Say what else is to know if all is ok."""
         changed = sum(place.is_made_good for place in self._places.values())
         if changed:
-            yield f"what differs at {changed} more is made good by the modules around"
-        if wrong:
-            yield f"{count(len(wrong), 'weight')} {'is' if len(wrong) == 1 else 'are'} not equal: see report.weights"
+            yield f"{count(changed, 'more place')} {_verb('differ', changed)}, and the modules around agree"
+        alone = [one for one in wrong if one.kind in (MISSING, EXTRA)]
+        unequal = len(wrong) - len(alone)
+        if unequal:
+            yield f"{count(unequal, 'weight')} {_verb('be', unequal)} not equal: see report.weights"
+        if alone:
+            yield f"{count(len(alone), 'weight')} {_verb('have', len(alone))} no counterpart: see report.weights"
         if self.gradients is not None:
             yield "so do the gradients"
-        missing = [place for place in self._places.values() if place.seen is None]
+        missing = [place for place in self._places.values() if place.seen is None and place.site]
         if missing:
-            yield f"at {count(len(missing), 'place')} nothing could be compared, as at {str(missing[0])!r}"
+            yield f"at {count(len(missing), 'place')} nothing could be compared, as at {missing[0].site!r}"
         if "" in self._places:
             yield from self._places[""].besides[:2]
         yield from self._remarks()
@@ -141,25 +145,34 @@ class Comparison(Tabular, Mapping[str, ComparedPlace]):
         where = f"'{first.site}'" if first.site else "the model itself"
         if first.other != first.site:
             where += f" ('{first.other}' in b)"
-        what = "does something else on the same inputs"
+        error = first.local if first.local is not None else first.seen
+        note = first.note
         if self.gradients is not None and first is self.gradients.first:
-            module = first.site.removesuffix(":grad_output")
-            at = "the gradient of" if first.kind == "parameter" else "the backward of"
-            where = f"{at} {module.removesuffix(':grad')!r}" if module else "the backward of the model itself"
+            module = first.site.removesuffix(":grad_output").removesuffix(":grad")
+            where = "the gradient of" if first.kind == "parameter" else "the backward of"
+            where += f" {module!r}" if module else " the model itself"
             what = "differs" if first.kind == "parameter" else "gives other gradients"
         elif first.odd:
-            what = "returns something else: " + "; ".join(first.odd[:3])
-        elif first.local is not None and first.local.is_none:
-            what = first.note
+            what, error, note = "returns something else: " + "; ".join(first.odd[:3]), None, ""
         elif first.local is None:
             what = "is the first place with another value"
-        error = first.local if first.local is not None else first.seen
-        size = f": {_short(error, first)}" if error is not None and not first.odd and not error.is_none else ""
-        note = "" if first.odd or what == first.note else first.note
-        told = "; ".join(filter(None, (f"{where} {what}{size}", first.worst, note)))
-        if first.hint:
-            return f"{told}. Hint: {first.hint}"
-        return "; ".join((told, *self._remarks())) if not first.site and self.gradients is None else told
+        elif first.local.is_none:
+            what, note = first.note, ""
+        elif self._holds_compared(first.site):
+            what = "does something else, though the modules inside do the same"
+        else:
+            what = "does something else on the same inputs"
+        said = [f"{where} {what}", f"Hint: {first.hint}" if first.hint else ""]
+        if error is not None and not error.is_none:
+            said.append(f"{_size(error, first)}{f': {first.worst}' if first.worst else ''}")
+        said.append(_capital(note))
+        if not first.site and not first.hint and self.gradients is None:
+            said += map(_capital, self._remarks())
+        return ". ".join(filter(None, said))
+
+    def _holds_compared(self, site: str) -> bool:
+        start = f"{site}." if site else ""
+        return any(path != site and path.startswith(start) and self._places[path].local for path in self._places)
 
     def errors(self, kind: str | None = None) -> dict[str, Any]:
         """Return the relative error of each place: "seen" or "local"; by default both, for `hl.explore(measured=)`."""
@@ -244,8 +257,8 @@ class Comparison(Tabular, Mapping[str, ComparedPlace]):
             )
         if self.gradients is not None and self.gradients.first is self.first and not self.gradients.ok:
             return replace(table_of(self.gradients), title=self.verdict)
-        more = [remark for remark in self._remarks() if remark not in self.verdict]
-        title = ". ".join((self.verdict, *more))
+        more = [remark for remark in self._remarks() if remark[1:] not in self.verdict]
+        title = ". ".join((self.verdict, *map(_capital, more)))
         return Table(header, rows, title, every='f"{report:all}"')
 
     def _remarks(self) -> list[str]:
@@ -278,15 +291,32 @@ def _local(place: ComparedPlace) -> str:
     return _relative(place.local) if place.local is None or place.is_off else "ok"
 
 
-def _short(error: Apart, place: ComparedPlace) -> str:
+def _size(error: Apart, place: ComparedPlace) -> str:
     """Say how large an error is, and what would be allowed."""
-    in_part = f" in output{place.part}" if place.part else ""
-    if place.rounding.largest == 0 < place.rounding.relative:
-        return f"{100 * (1 - error.exact):.3g} % of the integers{in_part} differ"
-    if math.isinf(place.rounding.relative):
-        allowed = f"and tolerance= allows {place.rounding.largest:.2g}"
-        return f"the largest difference{in_part} is {error.largest:.3g}, {allowed}"
-    share = f"{error.relative:.2g} of a's {'gradient' if ':grad' in place.site else f'output{place.part}'}"
-    explained = f"rounding explains {place.rounding.relative:.2g} and {place.rounding.largest:.2g}"
-    size = f"the difference is {share} and at most {error.largest:.3g} in one element"
-    return size if place.rounding == NO_ERROR else f"{size}, and {explained}"
+    part = place.part.removesuffix(SMALL)
+    what = "gradients" if ":grad" in place.site else f"outputs at {part}" if part else "outputs"
+    what += " without their largest elements" if part != place.part else ""
+    limit = place.rounding
+    if math.isinf(limit.relative):
+        return f"The {what} differ by at most {error.largest:.3g}, and tolerance= allows {limit.largest:.2g}"
+    if limit.largest == 0 < limit.relative:
+        return f"{100 * (1 - error.exact):.3g} % of the integers in the {what} differ"
+    explained = ["", ""]
+    if limit != NO_ERROR:
+        explained = [f" (rounding: {one})" for one in (_percent(limit.relative), f"{limit.largest:.2g}")]
+    differ = f"The {what} differ by {_percent(error.relative)}{explained[0]}"
+    return f"{differ}, and by at most {error.largest:.2g}{explained[1]}"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.{3 if share >= 1 else 2}g} %" if share < 10 else f"{share:.3g} times a's"
+
+
+def _verb(verb: str, number: int) -> str:
+    """Return a verb in the form for a number."""
+    one, several = {"be": ("is", "are"), "have": ("has", "have"), "differ": ("differs", "differ")}[verb]
+    return one if number == 1 else several
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:] if text[:1] not in ("a", "b") or text[1:2] != " " else text

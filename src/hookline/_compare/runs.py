@@ -214,8 +214,8 @@ def _record(
     changed = [name for name, version in _versions(model).items() if before.get(name, version) != version]
     if changed:
         raise HooklineError(
-            f"the forward of {type(model).__name__} writes to its parameter {changed[0]!r}, so no two runs are the same: "
-            "make it a buffer"
+            f"the forward of {type(model).__name__} writes to its parameter {changed[0]!r}, "
+            "so that no two runs are the same: make it a buffer"
         )
     return recording
 
