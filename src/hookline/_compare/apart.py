@@ -73,6 +73,7 @@ class MeasuredValue(NamedTuple):
     odd: list[str]
     besides: list[str]
     reshaped: list[str]
+    unequal: list[str]
 
 
 @torch.no_grad()
@@ -97,7 +98,7 @@ def difference(a: Any, b: Any) -> MeasuredValue:
                 largest = [0.0 if is_exact else max(one.largest for one in one_of) for one_of in (found, sums)]
                 parts[name] = MeasuredPart(_of_sums(found), *largest)
     whole = _of_sums([*all_sums, *map(_sums_if_equal, equal)]) if all_sums else NOTHING_APART
-    return MeasuredValue(whole, parts, paired.odd, paired.besides, paired.reshaped)
+    return MeasuredValue(whole, parts, paired.odd, paired.besides, paired.reshaped, paired.unequal)
 
 
 def apart(a: Any, b: Any) -> Apart:

@@ -31,7 +31,7 @@ class Paired:
 
     `pairs` has them by their place in a, as in "[0]"; "" is the value itself. `odd` says in words what has no
     counterpart, or one of another shape. `besides` says what only one value has besides its main tensors, such as all
-    hidden states. `reshaped` says which have other dimensions of size 1.
+    hidden states. `reshaped` says which have other dimensions of size 1, `unequal` which have another shape.
     """
 
     def __init__(self, a: Any, b: Any) -> None:
@@ -39,6 +39,7 @@ class Paired:
         self.odd: list[str] = []
         self.besides: list[str] = []
         self.reshaped: list[str] = []
+        self.unequal: list[str] = []
         self._add("", a, b, 0)
 
     def _add(self, place: str, a: Any, b: Any, depth: int) -> None:
@@ -57,7 +58,8 @@ class Paired:
     def _add_tensors(self, place: str, a: Tensor, b: Tensor) -> None:
         one, two = _as_numbers(a), _as_numbers(b)
         if [size for size in one.shape if size != 1] != [size for size in two.shape if size != 1]:
-            self.odd.append(f"output{place} is {tuple(a.shape)} in a, {tuple(b.shape)} in b")
+            self.unequal.append(f"output{place} is {tuple(a.shape)} in a, {tuple(b.shape)} in b")
+            self.odd.append(self.unequal[-1])
         elif one.numel():
             self.pairs[place] = Pair(one, two)
             if one.shape != two.shape:

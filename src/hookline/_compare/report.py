@@ -298,7 +298,7 @@ def _size(error: Apart, place: ComparedPlace) -> str:
     what += " without their largest elements" if part != place.part else ""
     limit = place.rounding
     if math.isinf(limit.relative):
-        return f"The {what} differ by at most {error.largest:.3g}, and tolerance= allows {limit.largest:.2g}"
+        return f"The {what} differ by at most {error.largest:.3g}, and {limit.largest:.2g} is allowed"
     if limit.largest == 0 < limit.relative:
         return f"{100 * (1 - error.exact):.3g} % of the integers in the {what} differ"
     explained = ["", ""]

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from hookline._compare.apart import COARSE, Apart, MeasuredPart, OtherShape, difference
+from hookline._compare.apart import COARSE, SMALL, Apart, MeasuredPart, OtherShape, difference
 from hookline._compare.random_numbers import RandomState, random_numbers
 from hookline._compare.recording import ModuleCall, Recording
 from hookline._kernel import leaves, map_tensors, resting, unwrap
@@ -117,11 +117,13 @@ class Rounding:
         if self.tolerance is not None:
             return free
         margin = _MARGIN if self.eps < COARSE else _MARGIN_IF_COARSE
-        errors = {name: explained[name].error for name in free if name in explained}
-        limits = {
-            name: Limit(_MARGIN * error.largest, min(margin * error.relative, max(_MOST, error.relative)))
-            for name, error in errors.items()
-        }
+        limits = {}
+        for name in free:
+            if name in explained:
+                error = explained[name].error
+                limits[name] = Limit(_MARGIN * error.largest, min(margin * error.relative, max(_MOST, error.relative)))
+            elif name.removesuffix(SMALL) in explained:  # Small ones have the errors that all have.
+                limits[name] = Limit(_MARGIN * explained[name.removesuffix(SMALL)].error.largest, math.inf)
         return {name: limit.larger(limits.get(name, limit)) for name, limit in free.items()}
 
     def measured(self, call: ModuleCall, parts: Mapping[str, MeasuredPart]) -> dict[str, Limit]:

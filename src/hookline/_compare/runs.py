@@ -44,6 +44,7 @@ class _Measured(NamedTuple):
     odd: Sequence[str] = ()
     besides: Sequence[str] = ()
     reshaped: Sequence[str] = ()
+    unequal: Sequence[str] = ()
 
 
 class Runs:
@@ -113,8 +114,8 @@ class Runs:
             place.local, place.local_values = found.error, found.values
             place.parts, place.call = found.parts, found.call
             one, two = self.of_a.calls[path][0].module, self.of_b.calls[other][0].module
-            if found.error is None and found.odd and type(one) is type(two) and not kept and self.in_own_layout:
-                place.odd = found.odd  # Another shape, of one class on the same inputs.
+            if found.unequal and type(one) is type(two) and not kept and self.in_own_layout:
+                place.odd = found.unequal  # Another shape, of one class on the same inputs.
             if uncovered(place.parts, self.free_limits(place)) is None:
                 place.local_values = None  # Equal up to rounding: they would only take memory.
             place.note = found.note or (f"with b's own {', '.join(sorted(kept))}" if kept else place.note)
@@ -171,8 +172,9 @@ class Runs:
             try:
                 found.append(difference(*pairs[-1]))
             except OtherShape as error:
-                odd = Paired(*pairs[-1]).odd
-                return _Measured(None, {}, pairs[-1], len(found), f"not compared: {error}", odd)
+                paired = Paired(*pairs[-1])
+                note = f"not compared: {error}"
+                return _Measured(None, {}, pairs[-1], len(found), note, paired.odd, unequal=paired.unequal)
         if not found:
             return _Measured(None, {}, None, 0, "never returned")
         number = worst([one.whole for one in found])
@@ -180,7 +182,7 @@ class Runs:
         odd = next((one.odd for one in found if one.odd), [])
         note = calls or (f"not compared: {odd[0]}" if odd else "")
         one = found[number]
-        return _Measured(one.whole, one.parts, pairs[number], number, note, odd, one.besides, one.reshaped)
+        return _Measured(one.whole, one.parts, pairs[number], number, note, odd, one.besides, one.reshaped, one.unequal)
 
     def in_one_layout(self, of_a: Any, of_b: Any) -> tuple[Any, Any]:
         """Return a value of a and one of b in one layout."""
