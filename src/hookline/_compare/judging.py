@@ -65,7 +65,7 @@ def clear_what_is_made_good(places: Places, runs: Runs) -> None:
       the places that its inputs come from are cleared together.
     - Of all others, a's value is put there: if the error of the module around becomes larger, the place is cleared.
     """
-    found = {path: _around(path, places) for path, place in places.items() if place.is_off and path}
+    found = {path: _around(path, places) for path, place in places.items() if place.is_off and path and not place.odd}
     around = {path: outer for path, outer in found.items() if outer is not None}
     groups: dict[str, list[set[str]]] = {}  # By module around: the places that are cleared together.
     restoring = [path for path in around if _restores(places[path], runs.rounding)]

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from hookline import Hooks, Site
 from hookline._compare.apart import (
@@ -224,4 +225,4 @@ def _record(
 
 def _versions(model: nn.Module) -> dict[str, int]:
     """Return how often each parameter was written to."""
-    return {name: known_version(one) for name, one in model.named_parameters()}
+    return {name: known_version(one) for name, one in model.named_parameters() if not is_lazy(one)}
