@@ -11,21 +11,20 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from hookline._compare.apart import Convert, has_nothing_finite, where_apart
+from hookline._compare.apart import Convert, has_nothing_finite
 from hookline._compare.compared_gradients import Loss, compare_gradients
-from hookline._compare.hints import Suspect, hint_for
+from hookline._compare.explaining import explain
 from hookline._compare.judging import clear_what_is_made_good, first_off, judge
 from hookline._compare.matching import refuse_unused
-from hookline._compare.paired_values import tensors_of
 from hookline._compare.recording import paths_of
 from hookline._compare.references import Reference, compare_with_reference, reference_of
+from hookline._compare.refused_arguments import refuse_odd, refuse_same, refuse_without_use
 from hookline._compare.report import ComparedPlace, Comparison
 from hookline._compare.runs import Runs
 from hookline._compare.weights import MOVED, ROUNDED, Weight, compare_weights, pair_weights
-from hookline._kernel import describe, is_scripted, refuse_flags, unwrap
+from hookline._kernel import unwrap
 from hookline._scan.fake_run import call_arguments_of
 from hookline._tables import count
 from hookline.errors import HooklineError
@@ -69,66 +68,27 @@ def compare(
         strict: Raise `Diverged` if the models part.
     """
     functions = {"to_b": to_b, "to_a": to_a, "backward": backward}
-    _refuse_odd(a, b, match, tolerance, functions, strict)
+    refuse_odd(a, b, match, tolerance, functions, strict)
     if not isinstance(a, nn.Module):
         if run is None and run_b is None:
             raise HooklineError(
                 "hl.compare with saved values needs run=(...): what b is called with; "
                 "to compare weights, load them into a model"
             )
-        _refuse_unused("a is saved values and not a model", to_b=to_b, backward=backward)
+        refuse_without_use("a is saved values and not a model", to_b=to_b, backward=backward)
         report = compare_with_reference(reference_of(a), b, run if run_b is None else run_b, match, tolerance, to_a)
     elif run is None:
-        _refuse_same(a, b, to_b or run_b)
-        _refuse_unused("without run=, only weights are compared", run_b=run_b, tolerance=tolerance, **functions)
+        refuse_same(a, b, to_b or run_b)
+        refuse_without_use("without run=, only weights are compared", run_b=run_b, tolerance=tolerance, **functions)
         refuse_unused([*paths_of(a), *unwrap(a).state_dict()], match)
         report = Comparison({}, compare_weights(a, b, match=match), None, None)
     else:
-        _refuse_same(a, b, to_b or run_b)
+        refuse_same(a, b, to_b or run_b)
         runs = _runs(a, b, run, run if run_b is None else run_b, match, to_b, to_a, tolerance)
         report = _compare_runs(runs, match, backward)
     if strict:
         report.check()
     return report
-
-
-def _refuse_odd(a: Any, b: Any, match: Any, tolerance: Any, functions: Mapping[str, Any], strict: Any) -> None:
-    """Raise for arguments of a wrong type."""
-    refuse_flags(strict=strict)
-    if not isinstance(b, nn.Module):
-        raise HooklineError(
-            f"hl.compare takes a model as b, not {describe(b)}; to compare checkpoints, load them into models"
-        )
-    for side, model in (("a", a), ("b", b)):
-        if isinstance(model, nn.Module) and is_scripted(unwrap(model)):
-            raise HooklineError(
-                f"{side} is compiled by torch.jit, and nothing inside can be seen: give the model before"
-            )
-    is_match = isinstance(match, Mapping) and all(isinstance(one, str) for one in match)
-    if match is not None and not (is_match and all(one is None or isinstance(one, str) for one in match.values())):
-        raise HooklineError(f'match= takes names of a and of b, as in {{"h.*": "layers.*"}}, not {describe(match)}')
-    is_number = isinstance(tolerance, (int, float)) and not isinstance(tolerance, bool)
-    if tolerance is not None and not (is_number and 0 <= tolerance < float("inf")):
-        raise HooklineError(f"tolerance= takes a number such as 1e-4, not {describe(tolerance)}")
-    for name, function in functions.items():
-        if function is not None and not callable(function):
-            raise HooklineError(f"{name}= takes a function, not {describe(function)}")
-
-
-def _refuse_unused(why: str, **options: Any) -> None:
-    """Raise for options that would change nothing."""
-    for name, given in options.items():
-        if given is not None:
-            raise HooklineError(f"{name}= changes nothing here: {why}")
-
-
-def _refuse_same(a: nn.Module, b: nn.Module, other: Any) -> None:
-    """Raise if a model would be compared with itself."""
-    if a is b and other is None:
-        raise HooklineError(
-            "a and b are the same object: .to(), .eval() and the like change a model in place. "
-            "Change a copy, as in hl.compare(model, copy.deepcopy(model).bfloat16(), ...)"
-        )
 
 
 def _runs(
@@ -174,7 +134,7 @@ def _compare_runs(runs: Runs, match: Mapping[str, str | None] | None, backward: 
     clear_what_is_made_good(places, runs)
     first = first_off(places, runs) or _all_nan(places, runs)
     if first is not None:
-        _explain(first, runs, elsewhere)
+        explain(first, runs, elsewhere)
     gradients = None
     if backward is not None:
         named = pair_weights(runs.a, runs.b, runs.matching.pairs, match)
@@ -197,50 +157,3 @@ def _all_nan(places: Mapping[str, ComparedPlace], runs: Runs) -> ComparedPlace |
         "returns nothing finite in both models, so there is nothing to compare from here on",
     )
     return first
-
-
-def _explain(place: ComparedPlace, runs: Runs, elsewhere: Mapping[str, str]) -> None:
-    """Look for the reason, and for the element that differs most. Some weights of a are elsewhere in b."""
-    of_a, of_b = runs.of_a.calls[place.site][place.call], runs.of_b.calls[place.other][0]
-    given = runs.given(place.site, place.call)
-    if given is None or place.local_values is None or place.local is None or place.local.is_none:
-        return
-    place.worst = where_apart(*place.local_values, place.part)
-
-    def convert(output: Any) -> tuple[Any, Any]:
-        return runs.in_one_layout(of_a.output, output)
-
-    def owner(tensor: Tensor) -> str:
-        model = unwrap(runs.a)
-        held = (*model.named_parameters(), *model.named_buffers())
-        same = (name for name, one in held if one.shape == tensor.shape and torch.equal(one.to(tensor), tensor))
-        return next(same, "")
-
-    start, other_start = (f"{path}." if path else "" for path in (place.site, place.other))
-    names = {
-        path.removeprefix(start): other.removeprefix(other_start)
-        for path, other in runs.matching.pairs.items()
-        if path and other and path.startswith(start) and other.startswith(other_start)
-    }
-
-    def innermost(tensor: Tensor) -> str:
-        inside = {path: calls for path, calls in runs.of_a.calls.items() if path and path.startswith(start)}
-        found = [path for path, calls in inside.items() if any(_is_output(tensor, one.output) for one in calls)]
-        return max(found, key=lambda path: path.count("."), default="").removeprefix(start)
-
-    moved = {
-        name.removeprefix(start): other.removeprefix(other_start)
-        for name, other in elsewhere.items()
-        if name.startswith(start) and other.startswith(other_start)
-    }
-    values = (of_a.inputs, given, *place.local_values, place.limits)
-    suspect = Suspect(of_a.module, of_b.module, *values, convert, owner, of_a.random, innermost, names, moved)
-    hint = hint_for(suspect)
-    if hint is not None:
-        place.hint = hint.text
-        inside = hint.function if hint.function[:1] in ("", "/") or not place.other else f".{hint.function}"
-        place.function = f"{place.other}{inside}" if inside else ""
-
-
-def _is_output(tensor: Tensor, output: Any) -> bool:
-    return any(one.shape == tensor.shape and torch.equal(one, tensor) for one in tensors_of(output))
