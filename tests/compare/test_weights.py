@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from hookline._compare.weights import EQUAL, EXTRA, MISSING, ROUNDED, SHAPE, compare_weights, difference_of
+from hookline._compare.weight_differences import EQUAL, ROUNDED, SHAPE, difference_of
+from hookline._compare.weights import EXTRA, MISSING, compare_weights
 from hookline.errors import HooklineError
 
 W = torch.randn(16, 16, generator=torch.Generator().manual_seed(0))

@@ -23,7 +23,8 @@ from hookline._compare.references import Reference, compare_with_reference, refe
 from hookline._compare.refused_arguments import refuse_odd, refuse_same, refuse_without_use
 from hookline._compare.report import ComparedPlace, Comparison
 from hookline._compare.runs import Runs
-from hookline._compare.weights import MOVED, ROUNDED, Weight, compare_weights, pair_weights
+from hookline._compare.weight_differences import MOVED, ROUNDED
+from hookline._compare.weights import Weight, compare_weights, pair_weights
 from hookline._kernel import unwrap
 from hookline._scan.fake_run import call_arguments_of
 from hookline._tables import count

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hookline._compare.relations import number_in_words
-from hookline._compare.weights import order_of_rows
+from hookline._compare.weight_differences import order_of_rows
 
 Result = Mapping[str, Any]  # The inputs and the output of a function.
 _FUSED = "scaled_dot_product_attention"

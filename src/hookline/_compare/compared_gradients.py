@@ -22,7 +22,7 @@ from hookline._compare.recording import ModuleCall, paths_of
 from hookline._compare.report import ComparedPlace, Comparison
 from hookline._compare.rounding import Limit, cast, copied, run_alone, uncovered
 from hookline._compare.runs import Runs
-from hookline._compare.weights import TRANSPOSED, difference_of
+from hookline._compare.weight_differences import TRANSPOSED, difference_of
 from hookline._kernel import (
     Arguments,
     Call,

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from hookline._compare.apart import where_apart
-from hookline._compare.hints import Suspect, hint_for
+from hookline._compare.hints import hint_for
 from hookline._compare.paired_values import tensors_of
 from hookline._compare.report import ComparedPlace
 from hookline._compare.runs import Runs
+from hookline._compare.suspect import Suspect
 from hookline._kernel import unwrap
 
 

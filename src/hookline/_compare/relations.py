@@ -12,7 +12,7 @@ from torch import Tensor
 from hookline._compare.apart import difference
 from hookline._compare.paired_values import tensors_of
 from hookline._compare.rounding import Limit
-from hookline._compare.weights import order_of_rows
+from hookline._compare.weight_differences import order_of_rows
 
 LEFT = 0.6  # A correction leaves no more than this share of the error.
 _NOTHING = 1e-6  # No factor is so small, or so near to 1.

@@ -12,7 +12,8 @@ from hookline import Site
 from hookline._compare.apart import SMALL, Apart, MeasuredPart
 from hookline._compare.matching import Matching
 from hookline._compare.rounding import NO_ERROR, Limit
-from hookline._compare.weights import EXTRA, MISSING, ROUNDED, Weight
+from hookline._compare.weight_differences import EXTRA, MISSING, ROUNDED
+from hookline._compare.weights import Weight
 from hookline._kernel import refuse_texts
 from hookline._plot.plot import plot_curves
 from hookline._tables import Table, Tabular, count, table_of
