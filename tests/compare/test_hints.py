@@ -8,25 +8,9 @@ import torch
 from torch import Tensor, nn
 
 import hookline as hl
+from tests.support.compared_blocks import Block, pair
 
 X = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(0))
-
-
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm, self.attn, self.mlp = nn.LayerNorm(8), nn.Linear(8, 8), nn.Linear(8, 8)
-        self.scale = 0.5
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.attn(self.norm(x)) * self.scale
-        return x + self.mlp(x)
-
-
-class WithoutResidual(Block):
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.attn(self.norm(x)) * self.scale
-        return x + self.mlp(x)
 
 
 class AddsNoise(Block):
@@ -34,164 +18,11 @@ class AddsNoise(Block):
         return super().forward(x) + 0.1 * torch.sin(1000 * x)
 
 
-def pair(other: type[Block] = Block) -> tuple[Block, Block]:
-    torch.manual_seed(0)
-    a, b = Block(), other()
-    b.load_state_dict(a.state_dict())
-    return a, b
-
-
-def test_a_missing_residual_connection_inside_is_named():
-    first = hl.compare(*pair(WithoutResidual), run=(X,)).first
-    assert first.site == ""
-    assert first.hint == "what 'mlp' gets in a is b's plus the input: b leaves out the residual connection"
-    assert first.function == "mlp:inputs"
-
-
-def test_the_function_at_which_the_error_begins_is_named():
-    class Softer(Block):
-        def forward(self, x: Tensor) -> Tensor:
-            return x + torch.softmax(self.mlp(x), -1)
-
-    class Harder(Block):
-        def forward(self, x: Tensor) -> Tensor:
-            return x + torch.softmax(self.mlp(x), -2)
-
-    a = Softer()
-    b = Harder()
-    b.load_state_dict(a.state_dict())
-    first = hl.compare(nn.Sequential(a), nn.Sequential(b), run=(X,)).first
-    assert first.function == "0/softmax#0"
-    assert first.hint == "in /softmax#0, dim is -1 in a and -2 in b"
-
-
 def test_a_reason_that_does_not_explain_the_whole_error_is_not_given():
     a, b = pair(AddsNoise)
     b.scale = 0.25
     first = hl.compare(a, b, run=(X,)).first
     assert "scale" not in first.hint
-
-
-def test_two_settings_are_found_together():
-    a, b = nn.Conv2d(3, 3, 3, padding=1), nn.Conv2d(3, 3, 3, padding=2, dilation=2)
-    b.load_state_dict(a.state_dict())
-    hint = hl.compare(a, b, run=(torch.randn(1, 3, 8, 8),)).first.hint
-    assert hint == "padding is (1, 1) in a and (2, 2) in b; dilation is (1, 1) in a and (2, 2) in b"
-
-
-def test_a_model_in_train_mode_is_named():
-    a = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5)).eval()
-    b = copy.deepcopy(a).train()
-    first = hl.compare(a, b, run=(X,)).first
-    assert (first.site, first.hint) == ("1", "dropout is on in b, which is in train mode: call b.eval()")
-
-
-def test_weights_that_were_swapped_are_named():
-    a, b = pair()
-    with torch.no_grad():
-        b.attn.weight.copy_(a.mlp.weight)
-        b.mlp.weight.copy_(a.attn.weight)
-    assert hl.compare(a, b, run=(X,)).first.hint == "weight: it is that of 'mlp.weight' in a"
-
-
-class WithoutNorm(Block):
-    def __init__(self) -> None:
-        super().__init__()
-        del self.norm
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.attn(x) * self.scale
-        return x + self.mlp(x)
-
-
-def test_a_module_that_one_of_them_does_not_have_is_named():
-    torch.manual_seed(0)
-    a, b = Block(), WithoutNorm()
-    b.load_state_dict(a.state_dict(), strict=False)
-    assert (
-        hl.compare(a, b, run=(X,)).first.hint == "what 'attn' gets in a is the output of 'norm', which b does not have"
-    )
-    hint = hl.compare(b, a, run=(X,)).first.hint
-    assert hint == "what 'attn' gets in b is the output of 'norm', which a does not have"
-
-
-class Theirs(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.body = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8), nn.LayerNorm(8))
-        self.head = nn.Linear(8, 3)
-        with torch.no_grad():
-            self.body[3].weight.add_(torch.rand(8))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.body(x)) * 2
-
-
-class Port(nn.Module):
-    """The same with other names; `without` is what it leaves out."""
-
-    def __init__(self, a: Theirs, without: str = "") -> None:
-        super().__init__()
-        self.up, self.down, self.norm, self.out = copy.deepcopy([a.body[0], a.body[2], a.body[3], a.head])
-        self.without = without
-
-    def forward(self, x: Tensor) -> Tensor:
-        hidden = self.up(x)
-        hidden = self.down(hidden if self.without == "act" else torch.nn.functional.gelu(hidden))
-        return self.out(hidden if self.without == "norm" else self.norm(hidden)) * 2
-
-
-def test_a_module_that_a_port_leaves_out_is_named():
-    a = Theirs()
-    assert hl.compare(a, Port(a), run=(X,)).ok
-    first = hl.compare(a, Port(a, "norm"), run=(X,)).first
-    assert first.hint == "what 'head' gets in a is the output of 'body.3', which b does not have"
-    assert first.function == "out:inputs"
-    first = hl.compare(a, Port(a, "act"), run=(X,)).first
-    assert first.hint == "what 'body.2' gets in a is the output of 'body.1', which b does not have"
-
-
-def test_a_function_that_gets_the_output_of_another_module_is_named():
-    class Gated(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            torch.manual_seed(0)
-            self.gate, self.act, self.up = nn.Linear(8, 8), nn.SiLU(), nn.Linear(8, 8)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.act(self.gate(x)) * self.up(x)
-
-    class NotGated(Gated):
-        def forward(self, x: Tensor) -> Tensor:
-            return self.gate(x) * self.up(x)
-
-    first = hl.compare(Gated(), NotGated(), run=(X,)).first
-    assert first.hint == "/mul#0 gets the output of 'act' in a, and that of 'gate' in b"
-
-
-def test_patterns_of_attention_that_differ_in_no_known_way_are_named():
-    class Attention(nn.Module):
-        def __init__(self, shift: float) -> None:
-            super().__init__()
-            torch.manual_seed(0)
-            self.q, self.k, self.shift = nn.Linear(8, 8), nn.Linear(8, 8), shift
-
-        def forward(self, x: Tensor) -> Tensor:
-            places = torch.arange(5) * self.shift
-            scores = self.q(x)[:, None] @ self.k(x)[:, None].mT + (places[:, None] - places).sin()
-            return (scores.softmax(-1) @ x[:, None])[:, 0]
-
-    first = hl.compare(Attention(0.5), Attention(0.6), run=(X,)).first
-    assert first.hint in (
-        "shift is 0.5 in a and 0.6 in b",
-        "in /softmax#0, the patterns of attention differ, and with a's the error is gone",
-    )
-    b = Attention(0.5)
-    b.forward = Attention(0.6).forward
-    with torch.no_grad():
-        first = hl.compare(Attention(0.5), b, run=(X,)).first
-    assert first.hint == "" or "softmax" in first.hint
 
 
 class Alone(nn.Module):
@@ -230,42 +61,6 @@ def test_the_models_stay_as_they_are_when_hints_are_tested():
     assert not hl.compare(a, b, run=(X,)).ok
     assert all(torch.equal(one, before[name]) for name, one in b.state_dict().items())
     assert (b.norm.eps, b.scale) == (0.5, 0.5)
-
-
-def test_one_number_has_no_relation():
-    class Total(Block):
-        def forward(self, x: Tensor) -> Tensor:
-            return super().forward(x).sin().sum()
-
-    class Other(Block):
-        def forward(self, x: Tensor) -> Tensor:
-            return super().forward(x).cos().sum()
-
-    torch.manual_seed(0)
-    a, b = Total(), Other()
-    b.load_state_dict(a.state_dict())
-    assert "times" not in hl.compare(a, b, run=(X,)).first.hint
-
-
-def test_another_activation_that_b_computes_by_a_function_is_named():
-    class Modules(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            torch.manual_seed(0)
-            self.up, self.act, self.down = nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.down(self.act(self.up(x)))
-
-    class Functions(Modules):
-        def __init__(self) -> None:
-            super().__init__()
-            del self.act
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.down(torch.nn.functional.gelu(self.up(x), approximate="tanh"))
-
-    assert hl.compare(Modules(), Functions(), run=(X,)).first.hint == "a computes gelu (exact), and b gelu (tanh)"
 
 
 def test_a_hint_with_a_tolerance_has_to_lower_the_error():
