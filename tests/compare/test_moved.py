@@ -24,7 +24,8 @@ X = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(0))
     ],
 )
 def test_pairs_that_cross_against_their_names_are_moved(pairs, in_b, found):
-    assert moved(pairs, in_b) == found
+    assert moved(pairs, in_b, dict.fromkeys(pairs, 1)) == found
+    assert moved(pairs, in_b, {name: name for name in pairs}) == {}  # All are of other sizes.
 
 
 class Attention(nn.Module):

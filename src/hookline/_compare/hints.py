@@ -15,7 +15,7 @@ from hookline._compare.hints_of_values import (
     other_attention,
     other_function,
     other_inputs,
-    other_inputs_without_words,
+    other_inputs_somehow,
     other_output,
     other_pattern,
 )
@@ -53,6 +53,6 @@ _REASONS: tuple[Callable[[Suspect], str | Hint | None], ...] = (
     other_attention,
     other_function,
     other_pattern,
-    other_inputs_without_words,
+    other_inputs_somehow,
 )
 _WITHOUT_A_RUN = (other_biases, other_precision, other_activation, other_output)  # These do not run b's module.

@@ -65,46 +65,59 @@ def other_output(suspect: Suspect) -> str | None:
     return f"a's output{off[0]} is {text}" if text else None
 
 
-def other_inputs(suspect: Suspect, must_know: bool = True) -> Hint | None:
-    """Find the first module inside that gets something else, though those before it returned the same.
+def other_inputs(suspect: Suspect) -> Hint | None:
+    """Say in which way the first module inside that gets something else gets it.
 
     Tested by giving it what it gets in a.
+    """
+    found = _first_other_inputs(suspect)
+    if found is None:
+        return None
+    site, pair, before = found
+    text = _activation_between(suspect, *pair)
+    if text:
+        return Hint(text, suspect.as_in_b(site))
+    name = site.removesuffix(":inputs")
+    text = _only_in_a(suspect, pair[0]) or relation(*pair, before, (), suspect.near(pair[0]))
+    if text:
+        return Hint(f"what {name!r} gets in a is {text}", suspect.as_in_b(site))
+    text = _only_in_b(suspect, pair[1])
+    return Hint(f"what {name!r} gets in b is {text}", suspect.as_in_b(site)) if text else None
+
+
+def other_inputs_somehow(suspect: Suspect) -> Hint | None:
+    """Name the first module inside that gets something else."""
+    found = _first_other_inputs(suspect)
+    if found is None:
+        return None
+    return Hint(f"{found[0].removesuffix(':inputs')!r} gets something else", suspect.as_in_b(found[0]))
+
+
+def _first_other_inputs(suspect: Suspect) -> tuple[str, tuple[Tensor, Tensor], dict[str, Any]] | None:
+    """Return the first module inside that gets something else, though those before it returned the same.
+
+    That is the site of its inputs, what it gets in a and b, and all that passed in a before. None if another place is
+    the first that differs, or if the module returns something else on a's inputs too.
     """
     in_b = suspect.passing_in_b
     before: dict[str, Any] = {"the input": suspect.inputs}
     for site, from_a in suspect.passing_in_a.items():
-        if site not in in_b:
-            before[site] = from_a
-            continue
-        tensors, others = tensors_of(from_a), tensors_of(in_b[site])
-        try:
-            near = suspect.near(from_a).times(len(before) ** 0.5)  # Rounding adds up.
-            is_same = not others or near.covers(apart(from_a, in_b[site]))
-        except OtherShape:
-            return None
-        if is_same:
-            before[site] = from_a
-            continue
-        pair = next(pair for pair in zip(tensors, others, strict=False) if not torch.equal(*pair))
-        if not site.endswith(":inputs") or not _explained_before(suspect, site, from_a, pair, in_b):
-            return None
-        name = site.removesuffix(":inputs")
-        text = _activation_between(suspect, *pair) or _only_in_a(suspect, pair[0])
-        if text.startswith("a computes"):
-            return Hint(text, suspect.as_in_b(site))
-        text = text or relation(*pair, before, (), suspect.near(pair[0]))
-        extra = _only_in_b(suspect, pair[1])
-        if extra and not text:
-            return Hint(f"what {name!r} gets in b is {extra}", suspect.as_in_b(site))
-        if must_know and not text:
-            return None
-        words = f"what {name!r} gets in a is {text}" if text else f"{name!r} gets something else"
-        return Hint(words, suspect.as_in_b(site))
+        if site in in_b and not _is_same(suspect, from_a, in_b[site], len(before)):
+            pairs = zip(tensors_of(from_a), tensors_of(in_b[site]), strict=False)
+            pair = next(pair for pair in pairs if not torch.equal(*pair))
+            is_why = site.endswith(":inputs") and _explained_before(suspect, site, from_a, pair, in_b)
+            return (site, pair, before) if is_why else None
+        before[site] = from_a
     return None
 
 
-def other_inputs_without_words(suspect: Suspect) -> Hint | None:
-    return other_inputs(suspect, must_know=False)
+def _is_same(suspect: Suspect, from_a: Any, from_b: Any, places_before: int) -> bool:
+    """Return True if two values are equal, up to the rounding that adds up over so many places."""
+    try:
+        near = suspect.near(from_a).times(places_before**0.5)
+        return not tensors_of(from_b) or near.covers(apart(from_a, from_b))
+    except OtherShape:
+        return False
 
 
 def _activation_between(suspect: Suspect, in_a: Tensor, in_b: Tensor) -> str:

@@ -199,7 +199,7 @@ def _with_one_weight(a: Mapping[str, _Traits], b: Mapping[str, _Traits]) -> list
     ]
     often = [Counter(pair[side] for pair in alike) for side in (0, 1)]
     pairs = {path: other for path, other in alike if often[0][path] == often[1][other] == 1}
-    elsewhere = moved(pairs, b)
+    elsewhere = moved(pairs, b, {path: tuple(sorted(a[path].matrices.items())) for path in pairs})
     return [(path, other) for path, other in pairs.items() if path not in elsewhere]
 
 

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from difflib import SequenceMatcher
 
 
-def moved(pairs: Mapping[str, str], names_in_b: Iterable[str]) -> dict[str, str]:
+def moved(pairs: Mapping[str, str], names_in_b: Iterable[str], sizes: Mapping[str, Hashable]) -> dict[str, str]:
     """Return the names of a whose counterpart in b has another place than the names say, and which name has that.
 
-    Two pairs cross if they are in one order in a and in the other in b. A crossing is no accident if the names of the
+    Only those of one size can have changed places. Two pairs cross if they are in one order in a and in the other in b. A crossing is no accident if the names of the
     other two are more alike, or if only their layer numbers are equal.
     """
     names, order = list(pairs), {other: place for place, other in enumerate(names_in_b)}
     found: dict[str, str] = {}
     for place, one in enumerate(names):
         for two in names[place + 1 :]:
-            if order[pairs[one]] > order[pairs[two]] and _likeness(one, two, pairs) < 0:
+            is_crossing = sizes[one] == sizes[two] and order[pairs[one]] > order[pairs[two]]
+            if is_crossing and _likeness(one, two, pairs) < 0:
                 found.setdefault(one, pairs[two])
                 found.setdefault(two, pairs[one])
     return found

@@ -83,7 +83,8 @@ def compare_weights(
             "name pairs with match="
         )
     found = []
-    elsewhere = moved({name: names[name] for name in in_a if names.get(name, name) != name}, in_b)
+    renamed_ones = {name: names[name] for name in in_a if names.get(name, name) != name}
+    elsewhere = moved(renamed_ones, in_b, {name: _size(in_a[name].tensor) for name in renamed_ones})
     for name in (name for name in in_a if name in names):
         other = names[name]
         if name in elsewhere:
