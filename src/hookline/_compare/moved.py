@@ -10,8 +10,8 @@ from difflib import SequenceMatcher
 def moved(pairs: Mapping[str, str], names_in_b: Iterable[str], sizes: Mapping[str, Hashable]) -> dict[str, str]:
     """Return the names of a whose counterpart in b has another place than the names say, and which name has that.
 
-    Only those of one size can have changed places. Two pairs cross if they are in one order in a and in the other in b. A crossing is no accident if the names of the
-    other two are more alike, or if only their layer numbers are equal.
+    Only those of one size can have changed places. Two pairs cross if they are in one order in a and in the other in b.
+    A crossing is no accident if the names of the other two are more alike, or if only their layer numbers are equal.
     """
     names, order = list(pairs), {other: place for place, other in enumerate(names_in_b)}
     found: dict[str, str] = {}
