@@ -176,4 +176,19 @@ def test_another_activation_that_b_computes_by_a_function_is_named():
         def forward(self, x: Tensor) -> Tensor:
             return self.down(torch.nn.functional.gelu(self.up(x), approximate="tanh"))
 
-    assert hl.compare(Modules(), Functions(), run=(X,)).first.hint == "a computes gelu (exact), and b gelu (tanh)"
+    words = "a computes gelu (exact), and b gelu (tanh)"
+    assert hl.compare(Modules(), Functions(), run=(X,)).first.hint == words
+
+    class Nested(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mlp = Modules()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.mlp(x)
+
+    class Flat(Functions):
+        def forward(self, x: Tensor) -> Tensor:
+            return x + super().forward(x)
+
+    assert hl.compare(Nested(), Flat(), run=(X,)).first.hint == words

@@ -43,6 +43,7 @@ def explain(place: ComparedPlace, runs: Runs, elsewhere: Mapping[str, str]) -> N
             owner=inside.owner,
             random=of_a.random,
             innermost=inside.innermost,
+            inputs_of=inside.inputs_of,
             names=inside.paired(runs.matching.pairs),
             moved=inside.paired(elsewhere),
         )
@@ -76,6 +77,11 @@ class _Inside:
             if one.shape == tensor.shape and torch.equal(one.to(tensor), tensor):
                 return name
         return ""
+
+    def inputs_of(self, path: str) -> Any:
+        """Return what a module inside a's got in its first call; None if there is no such module."""
+        calls = self._runs.of_a.calls.get(f"{self._starts[0]}{path}") if path else None
+        return calls[0].inputs if calls else None
 
     def innermost(self, tensor: Tensor) -> str:
         """Return the innermost module inside a's that returned a tensor; "" if none did."""

@@ -122,9 +122,10 @@ def _is_same(suspect: Suspect, from_a: Any, from_b: Any, places_before: int) -> 
 
 def _activation_between(suspect: Suspect, in_a: Tensor, in_b: Tensor) -> str:
     """Say that b computes another activation, by a function, where a has a module."""
-    given = tensors_of(suspect.passing_in_a.get(f"{suspect.innermost(in_a)}:inputs"))[:1]
+    given = tensors_of(suspect.inputs_of(suspect.innermost(in_a)))[:1]
     names = [_name_of_activation(one, value, suspect.near(value)) for one in given for value in (in_a, in_b)]
-    return f"a computes {names[0]}, and b {names[1]}" if all(names) and len(set(names)) == 2 else ""
+    are_known = len(set(names) - {"", "identity"}) == 2  # If b computes nothing there, the module is missing.
+    return f"a computes {names[0]}, and b {names[1]}" if are_known else ""
 
 
 def _only_in_a(suspect: Suspect, given: Tensor) -> str:

@@ -42,6 +42,7 @@ class Suspect:
     owner: Callable[[Tensor], str] = lambda _: ""  # Returns the name of a's parameter that has these numbers.
     random: RandomState | None = None  # The random numbers with which a's module began.
     innermost: Callable[[Tensor], str] = lambda _: ""  # Returns the innermost module inside a's that returned a tensor.
+    inputs_of: Callable[[str], Any] = lambda _: None  # Returns what a module inside a's got.
     names: Mapping[str, str] = field(default_factory=dict)  # The paths of modules inside a's, and those of their pairs.
 
     moved: Mapping[str, str] = field(default_factory=dict)  # Weights of a that are elsewhere in b: where they are.
