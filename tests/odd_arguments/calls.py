@@ -6,6 +6,7 @@ Each call uses its result as a user would, because some mistakes show only then.
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import inspect
 import shutil
@@ -41,7 +42,7 @@ class World:
 
     @functools.cached_property
     def comparison(self) -> hl.Comparison:
-        return hl.compare(self.model, self.model, run=(X,))
+        return hl.compare(self.model, copy.deepcopy(self.model), run=(X,))
 
     @property
     def store(self) -> hl.Store:
@@ -200,8 +201,11 @@ CALLS: dict[str, Callable[[World, Given], Any]] = {
             **{"run": (X,), "progress": False, **g.rest()},
         )
     ),
-    "compare": lambda w, g: str(hl.compare(g("a", w.model), g("b", w.model), **{"run": (X,), **g.rest()})),
+    "compare": lambda w, g: str(
+        hl.compare(g("a", w.model), g("b", copy.deepcopy(w.model)), **{"run": (X,), **g.rest()})
+    ),
     "Comparison.check": lambda w, g: w.comparison.check(),
+    "Comparison.explore": lambda w, g: w.comparison.explore(**{"to": w.folder / "compared.html", **g.rest()}),
     "Comparison.errors": lambda w, g: w.comparison.errors(**g.rest()),
     "Comparison.plot": lambda w, g: w.comparison.plot(**g.rest()),
     "Comparison.to_frame": lambda w, g: str(w.comparison.to_frame()),

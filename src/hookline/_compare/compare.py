@@ -47,6 +47,7 @@ def compare(
     """Find where two models part: the first module that does something else on the same inputs, and why.
 
     >>> import copy
+    >>> import torch
     >>> import hookline as hl
     >>> a = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4))
     >>> b = copy.deepcopy(a)

@@ -22,6 +22,7 @@ from hookline._compare.weight_differences import (
     is_rounded,
 )
 from hookline._kernel import shape_of, unwrap
+from hookline._torch import non_persistent_buffers
 from hookline.errors import HooklineError
 
 Match = Mapping[str, str | None] | None
@@ -124,7 +125,7 @@ def _held(model: nn.Module) -> dict[str, _Held]:
     """Return the parameters and buffers of a model by name, also those that it has under several names."""
     found: dict[str, _Held] = {}
     for path, module in model.named_modules(remove_duplicate=False):
-        unsaved: set[str] = getattr(module, "_non_persistent_buffers_set", set())
+        unsaved = non_persistent_buffers(module)
         both = (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
         found |= {_join(path, name): _Held(one, module, name not in unsaved) for name, one in both}
     return found
