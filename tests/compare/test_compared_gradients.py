@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import hookline as hl
-from tests.support.planted_faults import model_and_inputs
+from tests.support.planted_faults import SAME, main_tensor, model_and_inputs
 
 X = torch.randn(2, 4, generator=torch.Generator().manual_seed(0))
 
@@ -199,3 +199,33 @@ def test_weights_that_only_one_model_ties_are_named(is_tied):
     assert first.site == "head.weight:grad"
     side, other = "ab" if is_tied else "ba"
     assert first.note == f"{side} has one weight as 'head.weight' and 'words.weight', and {other} does not"
+
+
+@pytest.mark.parametrize("kind", ["other_order_of_sums", "in_float64", "in_half"])
+def test_a_gradient_that_is_nothing_but_rounding_is_no_fault(kind):
+    def mean(output) -> Tensor:
+        return main_tensor(output).float().square().mean()
+
+    a, b, options = SAME[kind](*model_and_inputs("distilbert"))
+    report = hl.compare(a, b, **options, backward=mean)
+    assert report.ok, report.verdict
+    biases = [place for site, place in report.gradients.items() if site.endswith("k_lin.bias:grad")]
+    assert max(place.seen.relative for place in biases) > 1e-2
+
+
+def test_a_wrong_gradient_in_half_precision_is_found_in_a_deep_model():
+    class Deep(nn.Module):
+        def __init__(self, turn: bool) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.layers, self.turn = nn.ModuleList(nn.Linear(16, 16) for _ in range(80)), turn
+
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in self.layers:
+                x = x + 0.1 * layer(x)
+            return Scaled.apply(x) if self.turn else x
+
+    x = torch.randn(8, 16).bfloat16()
+    a, b = Deep(turn=False).bfloat16(), Deep(turn=True).bfloat16()
+    assert hl.compare(a, copy.deepcopy(a), run=(x,), backward=lambda output: output.float().square().mean()).ok
+    assert not hl.compare(a, b, run=(x,), backward=lambda output: output.float().square().mean()).ok

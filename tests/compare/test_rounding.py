@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 
+import pytest
 import torch
 from torch import nn
 
@@ -86,3 +87,25 @@ def test_a_module_runs_alone_with_its_arguments_by_name():
 
     given = {"x": X, "more": (X, X), "scale": 2, "shift": 1}
     torch.testing.assert_close(run_alone(Many(), given), 6 * X + 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_fault_of_a_few_per_cent_shows_in_half_precision_however_deep_the_model(dtype):
+    class Deep(nn.Module):
+        def __init__(self, factor: float = 1.0) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.layers = nn.ModuleList(
+                nn.Sequential(nn.Linear(32, 32), nn.GELU(), nn.Linear(32, 32)) for _ in range(24)
+            )
+            self.factor = factor
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for layer in self.layers:
+                x = x + layer(x)
+            return self.factor * x
+
+    x = torch.randn(8, 32)
+    options = {"run": (x.to(dtype),), "run_b": (x.bfloat16(),)}
+    assert hl.compare(Deep().to(dtype), Deep().bfloat16(), **options).ok
+    assert not hl.compare(Deep().to(dtype), Deep(1.05).bfloat16(), **options).ok
