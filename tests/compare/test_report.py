@@ -75,6 +75,7 @@ def test_the_explorer_page_shows_both_side_by_side(report, tmp_path):
     assert page.sites == 37
     text = Path(page).read_text()
     assert '"name":"b"' in text
+    assert "'3.norm' does something else on the same inputs\"" in text
     assert "local error" in text
     with pytest.raises(hl.HooklineError, match="compares only weights"):
         hl.compare(nn.Linear(2, 2), nn.Linear(2, 2)).explore(tmp_path / "none.html")

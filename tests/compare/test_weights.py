@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from hookline._compare.weights import EXTRA, MISSING, compare_weights
+from hookline._compare.weights import EXTRA, MISSING, compare_weights, pair_weights
 from hookline.errors import HooklineError
 
 W = torch.randn(16, 16, generator=torch.Generator().manual_seed(0))
@@ -70,6 +70,13 @@ def test_what_is_left_over_is_missing_or_extra():
     found = {(one.name, one.other): one.kind for one in compare_weights(a, b)}
     assert found == {("one.weight", ""): MISSING, ("one.bias", ""): MISSING, ("", "more.0"): EXTRA}
     assert [one.other for one in compare_weights(a, b, match={"one": None})] == ["more.0"]
+
+
+def test_weights_stay_inside_the_modules_that_match_names():
+    a = Renamed(one=nn.Sequential(nn.Linear(4, 4, bias=False)), two=nn.Sequential(nn.Linear(4, 4, bias=False)))
+    b = Renamed(second=Renamed(x=nn.Linear(4, 4, bias=False)), first=Renamed(y=nn.Linear(4, 4, bias=False)))
+    names = pair_weights(a, b, match={"one": "first", "two": "second"})
+    assert all(other.startswith("first") == name.startswith("one") for name, other in names.items())
 
 
 def test_tied_weights_that_one_model_unties_are_compared():

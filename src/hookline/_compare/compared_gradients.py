@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from hookline import Site
 from hookline._compare.apart import Apart, MeasuredValue, OtherShape, apart, difference, largest_element
 from hookline._compare.filled_inputs import Filled
+from hookline._compare.paired_values import without_ones
 from hookline._compare.random_numbers import random_numbers
 from hookline._compare.recording import ModuleCall, paths_of
 from hookline._compare.report import ComparedPlace, Comparison
@@ -115,12 +116,7 @@ def compare_gradients(
             if pairs[path].is_made_good:  # With other weights inside, other gradients are right.
                 place.is_made_good, place.note = True, pairs[path].note
             else:
-                try:
-                    replay = _Replay(place, calls, at_a[path], runs)
-                except Exception:  # Such a module can't run by itself, or not with a copy of its inputs.
-                    place.note = _NOT_ALONE
-                else:
-                    _measure_local(place, replay, parameters, made_good)
+                _measure_local(place, calls, at_a[path], runs, parameters, made_good)
         held = {f"{path}.{name}" if path else name for name, _ in calls[0].module.named_parameters(recurse=False)}
         for name, there in weights.items():
             if name in held and name in of_a:
@@ -221,8 +217,20 @@ class _Replay:
         return limits
 
 
-def _measure_local(place: ComparedPlace, replay: _Replay, parameters: _Parameters, made_good: set[str]) -> None:
+def _measure_local(
+    place: ComparedPlace,
+    calls: tuple[ModuleCall, ModuleCall],
+    gradient: Any,
+    runs: Runs,
+    parameters: _Parameters,
+    made_good: set[str],
+) -> None:
     """Compare the gradients that two modules give back."""
+    try:
+        replay = _Replay(place, calls, gradient, runs)
+    except Exception:  # Such a module can't run by itself, or not with a copy of its inputs.
+        place.note = _NOT_ALONE
+        return
     found_in_a, found_in_b = replay.given_back
     for name, other in replay.names(parameters, made_good):
         full = ".".join(filter(None, (replay.paths[0], name)))
@@ -274,7 +282,7 @@ def _given_back(call: ModuleCall, gradient: Any) -> dict[str, Tensor | None]:
         pairs = [
             (one, came.reshape(one.shape))
             for one, came in zip(_tensors(output), _tensors(gradient), strict=False)
-            if one.requires_grad and _without_ones(one) == _without_ones(came)
+            if one.requires_grad and without_ones(one) == without_ones(came)
         ]
         if not pairs:
             raise ValueError("no gradient fits the output")
@@ -282,10 +290,6 @@ def _given_back(call: ModuleCall, gradient: Any) -> dict[str, Tensor | None]:
             [one for one, _ in pairs], list(sources.values()), [came.to(one) for one, came in pairs], allow_unused=True
         )
     return dict(zip(sources, found, strict=True))
-
-
-def _without_ones(tensor: Tensor) -> list[int]:
-    return [size for size in tensor.shape if size != 1]
 
 
 def _tensors(value: Any) -> list[Tensor]:

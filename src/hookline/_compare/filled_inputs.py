@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hookline._compare.apart import Convert
+from hookline._compare.paired_values import without_ones
 from hookline._kernel import children, leaves, rebuild
 
 
@@ -43,7 +44,7 @@ class Filled:
         if isinstance(in_b, Tensor):
             if isinstance(in_a, Tensor):
                 given = self._convert(in_a) if self._convert is not None and in_a.shape != in_b.shape else in_a
-                if [size for size in given.shape if size != 1] == [size for size in in_b.shape if size != 1]:
+                if without_ones(given) == without_ones(in_b):
                     given = given.reshape(in_b.shape)
                 if given.shape == in_b.shape and given.is_floating_point() == in_b.is_floating_point():
                     return _cast(given, in_b)

@@ -57,7 +57,7 @@ class Paired:
 
     def _add_tensors(self, place: str, a: Tensor, b: Tensor) -> None:
         one, two = _as_numbers(a), _as_numbers(b)
-        if [size for size in one.shape if size != 1] != [size for size in two.shape if size != 1]:
+        if without_ones(one) != without_ones(two):
             self.unequal.append(f"output{place} is {tuple(a.shape)} in a, {tuple(b.shape)} in b")
             self.odd.append(self.unequal[-1])
         elif one.numel():
@@ -93,6 +93,11 @@ class Paired:
                     self.besides.append(words)
                 elif as_tensor(parts[key]) is not None or _has_tensors(parts[key]):
                     self.odd.append(words)
+
+
+def without_ones(tensor: Tensor) -> list[int]:
+    """Return the shape of a tensor without dimensions of size 1."""
+    return [size for size in tensor.shape if size != 1]
 
 
 def as_tensor(value: Any) -> Tensor | None:

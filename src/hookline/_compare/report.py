@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -54,7 +55,7 @@ class ComparedPlace:
     parts: Mapping[str, MeasuredPart] = field(default_factory=dict, repr=False)  # The local error of each part,
     seen_parts: Mapping[str, MeasuredPart] = field(default_factory=dict, repr=False)  # and the seen error.
     limits: Mapping[str, Limit] = field(default_factory=dict, repr=False)  # `rounding` for each.
-    odd: Sequence[str] = ()  # What the model returns that has no counterpart, in words,
+    odd: Sequence[str] = ()  # What is returned there and has no counterpart, or one of another shape, in words,
     besides: Sequence[str] = ()  # and what of that is not counted, such as all hidden states.
     seen_values: Pair | None = field(default=None, repr=False)  # The outputs of a and b, each in its own run.
     local_values: Pair | None = field(default=None, repr=False)  # Those of both on a's inputs, if they are off.
@@ -167,8 +168,7 @@ class Comparison(Tabular, Mapping[str, ComparedPlace]):
         if error is not None and not error.is_none:
             said.append(f"{_size(error, first)}{f': {first.worst}' if first.worst else ''}")
         said.append(_capital(note))
-        if not first.site and not first.hint and self.gradients is None:
-            said += map(_capital, self._remarks())
+        said += map(_capital, self._remarks())
         return ". ".join(filter(None, said))
 
     def _holds_compared(self, site: str) -> bool:
@@ -240,7 +240,12 @@ class Comparison(Tabular, Mapping[str, ComparedPlace]):
         if not pairs:
             raise HooklineError("there are no values to explore: hl.compare without run= compares only weights")
         first, second = ({site: pair[side] for site, pair in pairs.items()} for side in (0, 1))
-        named = {"names": ("a", "b"), "title": self.verdict.partition(":")[0], "measured": self.errors(), **options}
+        named = {
+            "names": ("a", "b"),
+            "title": re.split("[.:;] ", self.verdict)[0],
+            "measured": self.errors(),
+            **options,
+        }
         return explore(first, to=to, against=second, **named)
 
     def _table(self) -> Table:
@@ -258,9 +263,7 @@ class Comparison(Tabular, Mapping[str, ComparedPlace]):
             )
         if self.gradients is not None and self.gradients.first is self.first and not self.gradients.ok:
             return replace(table_of(self.gradients), title=self.verdict)
-        more = [remark for remark in self._remarks() if remark[1:] not in self.verdict]
-        title = ". ".join((self.verdict, *map(_capital, more)))
-        return Table(header, rows, title, every='f"{report:all}"')
+        return Table(header, rows, self.verdict, every='f"{report:all}"')
 
     def _remarks(self) -> list[str]:
         """Return the notes for above the table, without lists of names."""
@@ -320,4 +323,5 @@ def _verb(verb: str, number: int) -> str:
 
 
 def _capital(text: str) -> str:
+    """Return a text with a capital, unless it begins with the model a or b."""
     return text[:1].upper() + text[1:] if text[:1] not in ("a", "b") or text[1:2] != " " else text

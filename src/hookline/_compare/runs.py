@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from hookline import Hooks, Site
 from hookline._compare.apart import (
@@ -224,8 +225,5 @@ def _record(
 
 def _versions(model: nn.Module) -> dict[str, int]:
     """Return how often each parameter was written to."""
-    return {name: known_version(one) for name, one in model.named_parameters() if not _has_no_numbers(one)}
-
-
-def _has_no_numbers(tensor: Any) -> bool:
-    return isinstance(tensor, nn.UninitializedParameter)
+    parameters: Iterable[tuple[str, Any]] = model.named_parameters()
+    return {name: known_version(one) for name, one in parameters if not is_lazy(one)}

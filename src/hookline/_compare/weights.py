@@ -57,7 +57,7 @@ def pair_weights(
     in_a, in_b = _left_in(a, match), _held(unwrap(b))
     names = _by_name(in_a, in_b, pairs or {}, match)
     _add_by_numbers(names, in_a, in_b, match)
-    _add_by_shape(names, in_a, in_b)
+    _add_by_shape(names, in_a, in_b, match)
     return names
 
 
@@ -198,7 +198,7 @@ def _begin_alike(one: Tensor, two: Tensor) -> bool:
     return one.shape == two.shape and is_rounded(one.flatten()[:64].detach(), two.flatten()[:64].detach())
 
 
-def _add_by_shape(names: dict[str, str], in_a: Mapping[str, _Held], in_b: Mapping[str, _Held]) -> None:
+def _add_by_shape(names: dict[str, str], in_a: Mapping[str, _Held], in_b: Mapping[str, _Held], match: Match) -> None:
     """Add pairs of the same shape in their order, where both models have as many of that shape left."""
     taken = set(names.values())
     left: dict[tuple[int, ...], tuple[list[str], list[str]]] = {}
@@ -208,7 +208,8 @@ def _add_by_shape(names: dict[str, str], in_a: Mapping[str, _Held], in_b: Mappin
                 left.setdefault(_size(tensor), ([], []))[side].append(name)
     for from_a, from_b in left.values():
         if len(from_a) == len(from_b):
-            names.update(zip(from_a, from_b, strict=True))
+            pairs = zip(from_a, from_b, strict=True)
+            names.update(pair for pair in pairs if _may_stand_for(*pair, match))
 
 
 def _size(tensor: Tensor) -> tuple[int, ...]:
