@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import copy
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from harness import publish, usual
 from torch import nn
 
@@ -108,6 +110,42 @@ def costs() -> Table:
     return Table(header, rows, "cost", names="model")
 
 
+def times() -> Table:
+    """Measure how long comparisons take, as multiples of a forward: the least of three, in turns."""
+    torch.manual_seed(0)
+    a = transformers.GPT2LMHeadModel(transformers.GPT2Config(n_layer=usual(12, 2))).eval()
+    ids = torch.randint(50257, (1, 64))
+    b, half, odd = copy.deepcopy(a), copy.deepcopy(a).bfloat16(), copy.deepcopy(a)
+    odd.__class__ = type("Odd", (type(a),), {"forward": with_other_logits})
+
+    def forward() -> None:
+        with torch.no_grad():
+            a(ids)
+
+    timed = {
+        "a forward": forward,
+        "the same weights": lambda: hl.compare(a, b, run=(ids,)),
+        "bfloat16": lambda: hl.compare(a, half, run=(ids,)),
+        "a fault between modules, with all hints tried": lambda: hl.compare(a, odd, run=(ids,)),
+        "the same weights, with gradients": lambda: hl.compare(a, b, run=(ids,), backward=squares),
+    }
+    least = dict.fromkeys(timed, float("inf"))
+    for _ in range(usual(3, 1)):
+        for name, run in timed.items():
+            start = time.process_time()
+            run()
+            least[name] = min(least[name], time.process_time() - start)
+    rows = [(name, f"{taken / least['a forward']:.0f}") for name, taken in least.items()]
+    return Table(("comparison", "forwards' time"), rows, f"time, GPT-2 of {usual(12, 2)} layers", names="comparison")
+
+
+def with_other_logits(self: Any, *args: Any, **kwargs: Any) -> Any:
+    """Return what GPT-2 does, with a sine added to the logits."""
+    output = transformers.GPT2LMHeadModel.forward(self, *args, **kwargs)
+    output.logits = output.logits + output.logits.sin()
+    return output
+
+
 def calls(run: Any) -> int:
     """Return how many modules without children a function calls."""
     found = 0
@@ -128,7 +166,7 @@ def calls(run: Any) -> int:
 def tables() -> Iterator[str]:
     """Measure everything."""
     number = usual(216, len(FAULTS))
-    for table in (faults(number), faults_in_bfloat16(number), alarms(usual(112, len(SAME))), costs()):
+    for table in (faults(number), faults_in_bfloat16(number), alarms(usual(112, len(SAME))), costs(), times()):
         yield f"{table.text(whole=True)}\n"
 
 
