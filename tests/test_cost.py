@@ -25,22 +25,15 @@ from tests.support.cost import (
     FORWARD,
     MANY,
     SLACK,
-    Counts,
     Subject,
     X,
     bare,
     count,
     counted,
     forward,
-    is_of_hookline,
     model_of,
 )
 from tests.support.running import python
-
-HOT = ("capture in a block", "capture")  # The hot path: one capture of a whole output.
-LOOPS = ("FOR_ITER", "GET_ITER", "JUMP_BACKWARD", "JUMP_ABSOLUTE", "SEND")
-TEXT = ("FORMAT", "BUILD_STRING", "CONVERT_VALUE")
-CONTAINERS = ("BUILD_TUPLE", "BUILD_SET", "BUILD_SLICE", "MAKE_FUNCTION", "MAKE_CELL", "SET_ADD", "LIST_APPEND")
 
 
 @pytest.fixture(scope="module")
@@ -119,83 +112,6 @@ def test_a_model_whose_block_is_over_costs_nothing_more():
 
     one, none = counted(after_a_block, FEW), counted(bare, FEW)
     assert (one.total, one.c) == (none.total, none.c)
-
-
-def hot(name: str, grad: bool = False):
-    """Return the additional counts of a forward with more hooks, and the number of additional hooks."""
-    return counted(FORWARD[name], MANY, grad=grad) - counted(FORWARD[name], FEW, grad=grad), MANY - FEW
-
-
-def named(more: Counts, beginnings: tuple[str, ...]) -> dict[str, int]:
-    """Return the counts of these instructions in the functions of hookline that ran once more for every hook."""
-    return {
-        name: times
-        for (code, name), times in more.bytecodes.items()
-        if name.startswith(beginnings) and is_of_hookline(code) and code in more.python
-    }
-
-
-def test_blocks_that_come_and_go_beside_hooks_that_stay_look_through_nothing(monkeypatch):
-    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
-    hooks = hl.Hooks(model)
-    hooks.capture("**")
-    x = torch.ones(2, 4)
-    model(x)
-    monkeypatch.setattr("hookline._engine.model_forward.departed", pytest.fail)
-    for _ in range(2):
-        with hl.capture(model, "0"):
-            model(x)
-        model(x)
-        with hl.edit(model, "1", torch.neg):
-            model(x)
-        model(x)
-    hooks.remove()
-
-
-@pytest.mark.parametrize("name", HOT)
-def test_the_hot_path_is_one_function(name):
-    more, hooks = hot(name)
-    assert sum(times for code, times in more.python.items() if is_of_hookline(code)) == hooks
-
-
-@pytest.mark.parametrize("name", HOT)
-def test_the_hot_path_has_no_loop(name):
-    assert not named(hot(name)[0], LOOPS)
-
-
-@pytest.mark.parametrize("name", HOT)
-def test_the_hot_path_makes_no_text(name):
-    more, _ = hot(name)
-    assert not named(more, TEXT)
-    assert not [one for one in more.c if one.startswith("str.") or one in ("format", "repr", "join")]
-
-
-@pytest.mark.parametrize("name", HOT)
-def test_the_hot_path_builds_nothing_but_the_arguments_it_passes_on(name):
-    more, hooks = hot(name)
-    assert not named(more, CONTAINERS)
-    assert named(more, ("BUILD_LIST",)).get("BUILD_LIST", 0) <= hooks  # forward(self, *args, **kwargs)
-    assert named(more, ("BUILD_MAP",)).get("BUILD_MAP", 0) <= hooks
-
-
-@pytest.mark.parametrize("name", HOT)
-def test_a_value_is_detached_only_when_it_requires_grad(name):
-    without, with_grad = hot(name)[0], hot(name, grad=True)
-    assert not [one for one in without.c if one.endswith("detach")]
-    assert sum(times for one, times in with_grad[0].c.items() if one.endswith("detach")) == with_grad[1]
-
-
-def test_calls_are_counted_only_where_a_number_is_asked_for():
-    def numbered(hooks: hl.Hooks, names: list[str]) -> None:
-        hooks.capture([f"{name}#0" for name in names])
-
-    def counts_calls(prepare) -> bool:
-        ran = counted(prepare, FEW).python
-        return any(is_of_hookline(code) and code.co_name == "next_call" for code in ran)
-
-    assert counts_calls(forward(numbered))
-    assert not counts_calls(FORWARD["capture"])
-    assert not counts_calls(FORWARD["capture in a block"])
 
 
 def grown(run, times: int) -> float:
