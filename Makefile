@@ -32,7 +32,7 @@ export TOKENIZERS_PARALLELISM := false
 export HF_HUB_OFFLINE := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-oldest check format page bench bench-peers fuzz clean
+.PHONY: help setup demo quick test test-oldest check format page bench bench-peers fuzz clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -58,6 +58,14 @@ $(INSTALLED): $(DEMO_INSTALLED)
 
 demo: $(DEMO_INSTALLED)  ## Train a small net, look inside it, and write a page to browse (offline, under a minute)
 	@$(BIN)/hookline demo
+
+# The kernel and the README, without browsers, Ray, kills and other processes. CLIENT=sweep adds tests/sweep.
+README = tests/test_documentation.py::test_every_example_of_the_readme_gives_what_it_shows
+QUICK = $(addprefix tests/,values sites engine hooks cache) $(README)
+CLIENT ?=
+
+quick: $(INSTALLED)  ## Run the tests of the kernel and the README's examples: a minute. CLIENT=sweep adds one client's
+	$(BIN)/$(PYTEST) -q -m "not slow and not process" $(QUICK) $(addprefix tests/,$(CLIENT))
 
 test: $(INSTALLED)  ## Run the tests, the examples of the README and the docs among them
 	$(BIN)/$(PYTEST) $(TESTS)
