@@ -109,6 +109,7 @@ fuzz: $(INSTALLED)  ## Check N random models against an oracle, every architectu
 	$(BIN)/python -m tests.properties.fuzz $(N)
 	$(BIN)/python -m tests.failure_modes.every_port
 	HOOKLINE_ALL_MOMENTS=1 $(BIN)/python -m pytest -q tests/failure_modes/test_interrupts.py tests/failure_modes/test_races.py
+	HOOKLINE_DEEP=1 $(BIN)/$(PYTEST) -q -m deep tests
 
 clean:  ## Remove .venv and everything the tools left
 	rm -rf $(VENV) $(OLDEST_VENV) benchmarks/peers/.venvs explorer/node_modules build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

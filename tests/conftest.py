@@ -94,8 +94,12 @@ def pytest_collection() -> Iterator[None]:
         gc.enable()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put files with slow tests first, so that no worker ends with one, and skip what needs an accelerator."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Put files with slow tests first, so that no worker ends with one; leave out what only `make fuzz` runs."""
+    if not os.environ.get("HOOKLINE_DEEP"):
+        deep = [item for item in items if "deep" in item.keywords]
+        config.hook.pytest_deselected(items=deep) if deep else None
+        items[:] = [item for item in items if "deep" not in item.keywords]
     slow = {item.path for item in items if "slow" in item.keywords}
     items.sort(key=lambda item: item.path not in slow)
     if not torch.cuda.is_available():

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import importlib
 import math
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.support.quick_python import run_forked
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "benchmarks"
@@ -22,9 +22,9 @@ SCRIPTS = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem not in S
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_benchmark_runs_and_a_quick_run_writes_nothing(name):
     before = {path: path.read_bytes() for path in FOLDER.glob("*.txt")}
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(FOLDER / f"{name}.py"), "--quick"]
-    done = subprocess.run(command, env=environment, capture_output=True, encoding="utf-8", timeout=300)
+    script = str(FOLDER / f"{name}.py")
+    code = f"import runpy, sys\nsys.argv = [{script!r}, '--quick']\nrunpy.run_path({script!r}, run_name='__main__')"
+    done = run_forked(code, path=(FOLDER,))
     assert done.returncode == 0, done.stderr
     assert "HooklineWarning" not in done.stderr
     date, _, rest = done.stdout.partition("\n")

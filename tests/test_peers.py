@@ -18,6 +18,10 @@ from benchmarks.peers.table import TASKS, behind, questions, short, sweeps_of, t
 PEERS = Path(__file__).parents[1] / "benchmarks" / "peers"
 KNOW_GPT2 = ("TransformerLens", "pyvene", "torchlens")  # These treat GPT-2 differently from other models.
 SOURCE = Path(__file__).parents[1] / "src"
+# Importing a peer takes seconds: `make test` runs the script that imports none, and `make fuzz` all of them.
+SCRIPTS = [
+    pytest.param(one, id=one.script, marks=[pytest.mark.deep] if one.requirements else []) for one in run.SOURCES
+]
 
 
 def installed(source: run.Source) -> bool:
@@ -29,7 +33,7 @@ def installed(source: run.Source) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("source", run.SOURCES, ids=lambda source: source.script)
+@pytest.mark.parametrize("source", SCRIPTS)
 def test_a_peers_script_still_runs_and_gives_right_values(source: run.Source, tmp_path: Path) -> None:
     if not installed(source):
         pytest.skip(f"{source.name} is not installed")
@@ -49,7 +53,7 @@ def test_a_peers_script_still_runs_and_gives_right_values(source: run.Source, tm
     assert source.name in text_of([result])
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 @pytest.mark.parametrize(
     "source", [source for source in run.SOURCES if source.sweeps], ids=lambda source: source.script
 )
