@@ -66,10 +66,10 @@ def patched_with_itself_nothing_changes(source: random.Random) -> str:
 
 def contexts_do_not_see_each_other(source: random.Random) -> str:
     """Check that two blocks on one model, open at once on two threads or tasks, each get the results they get alone."""
-    runs, expected = _two_runs(source)
+    runs, expected = two_runs(source)
     before = anatomy(runs[0].model)
     allowed = changes(before, before)
-    _play_on_threads(runs) if source.random() < 0.1 else _play_in_tasks(source, runs)
+    play_on_threads(runs) if source.random() < 0.1 else play_in_tasks(source, runs)
     for run, trace in zip(runs, expected, strict=True):
         problem = divergence(*_readable(run.case, trace, run.trace), exact=False, tolerance=_tolerance(run.case))
         if problem:
@@ -286,7 +286,7 @@ def _seeded(case: Case, run: Callable[..., Any]) -> Any:
     return run(case.model.build(), args, kwargs)
 
 
-def _two_runs(source: random.Random) -> tuple[list[HooklineRun], list[list[Any]]]:
+def two_runs(source: random.Random) -> tuple[list[HooklineRun], list[list[Any]]]:
     """Draw two programs for one model, and compute the trace of each alone."""
     members = source.random() < 0.5
     model = random_model(source, members)
@@ -310,7 +310,7 @@ def _two_runs(source: random.Random) -> tuple[list[HooklineRun], list[list[Any]]
     return runs, expected
 
 
-def _play_on_threads(runs: list[HooklineRun]) -> None:
+def play_on_threads(runs: list[HooklineRun]) -> None:
     meeting = threading.Barrier(len(runs), timeout=20)
 
     def play(run: HooklineRun) -> None:
@@ -325,7 +325,7 @@ def _play_on_threads(runs: list[HooklineRun]) -> None:
         thread.join()
 
 
-def _play_in_tasks(source: random.Random, runs: list[HooklineRun]) -> None:
+def play_in_tasks(source: random.Random, runs: list[HooklineRun]) -> None:
     """Interleave the runs as asyncio does: each in its own context, on one thread."""
     left = [(run, contextvars.copy_context(), list(run.case.program.events)) for run in runs]
     while left:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from tests.properties.cases import surveyed
@@ -15,13 +15,14 @@ from tests.properties.worlds import Case
 PAIRED = ("open", "close", "enter", "leave", "line")
 
 
-def shrunk(case: Case, rounds: int = 400) -> tuple[Case, str]:
-    """Return the smallest case found that fails in the same way, and its problem."""
-    problem = _problem(case)
+def shrunk(case: Case, rounds: int = 400, check: Callable[[Case], str] | None = None) -> tuple[Case, str]:
+    """Return the smallest case found that fails in the same way, and its problem. `check` returns a problem, or ""."""
+    problem_of = check or _problem
+    problem = problem_of(case)
     kind = _kind(problem)
     for _ in range(rounds):
         for smaller in _smaller(case):
-            found = _problem(smaller)
+            found = problem_of(smaller)
             if found and _kind(found) == kind:
                 case, problem = smaller, found
                 break
@@ -87,7 +88,7 @@ def _smaller_programs(program: Program) -> Iterator[Program]:
         if events != program.events:
             yield Program(program.blocks, events)
     for index, event in enumerate(program.events):
-        if event[0] in ("copy", "switch", "backward"):
+        if event[0] not in (*PAIRED, "forward", "read"):
             yield Program(program.blocks, program.events[:index] + program.events[index + 1 :])
         if event[0] == "forward":
             yield Program(program.blocks, _without_forward(program.events, index))
