@@ -13,10 +13,14 @@ OLDEST_PYTHON ?= python3.10
 OLDEST_PACKAGES := torch==2.4.0 safetensors==0.4.3
 OLDEST_VENV := .venv-oldest
 
+# What `make diff` compares with: a commit, or a folder with the source of hookline.
+BASE ?= HEAD
+
 # What `make bench` runs, one file for each question.
 BENCHMARKS := $(patsubst %,benchmarks/%.py,overhead setup compile gradients memory growth generation compat harvest store watch sweep compare)
 
-# N: how many random cases `make fuzz` runs. JOBS: how many tests run side by side (0: in one process). TESTS: which ones.
+# N: how many random cases `make fuzz` or `make diff` runs. JOBS: how many tests run side by side (0: in one process).
+# TESTS: which ones.
 N ?= 20000
 JOBS ?= logical
 TESTS ?= tests
@@ -32,7 +36,7 @@ export TOKENIZERS_PARALLELISM := false
 export HF_HUB_OFFLINE := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo quick test test-oldest check format page bench bench-peers fuzz clean
+.PHONY: help setup demo quick test test-oldest check format page bench bench-peers fuzz diff clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -110,6 +114,10 @@ fuzz: $(INSTALLED)  ## Check N random models against an oracle, every architectu
 	$(BIN)/python -m tests.failure_modes.every_port
 	HOOKLINE_ALL_MOMENTS=1 $(BIN)/python -m pytest -q tests/failure_modes/test_interrupts.py tests/failure_modes/test_races.py
 	HOOKLINE_DEEP=1 $(BIN)/$(PYTEST) -q -m deep tests
+
+diff: N = 2000
+diff: $(INSTALLED)  ## Run N random cases here and with the source of BASE, and show what a user would see differ
+	$(BIN)/python -m tests.properties.differ $(BASE) $(N)
 
 clean:  ## Remove .venv and everything the tools left
 	rm -rf $(VENV) $(OLDEST_VENV) benchmarks/peers/.venvs explorer/node_modules build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -12,6 +12,8 @@ Worlds: `worlds` runs a case without hooks, and `under_hookline` with hooks. `un
 which records and changes values by hand (with `watches`, `arguments`, the `lending` of containers, and torch's `layers`
 written out). `checks` compares the runs.
 
+`differ` runs cases on two sources of hookline, and compares the `observations`: all that a user could see of a case.
+
 `properties` has the invariants and `fuzz` the long run. `shrinking` reduces a failing case. `mutations` and
 `mutations_of_members` break the core on purpose, to test the tests.
 """

@@ -54,8 +54,14 @@ class Worker:
         self.waiting: collections.deque[int | Case] = collections.deque()
         self.start()
 
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
     def start(self) -> None:
-        """Start the process; raise Dead if it can't import hookline from the source."""
+        """Start the process."""
         self.pipe, theirs = Pipe()
         paths = [str(self.source), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         with theirs:
@@ -66,24 +72,34 @@ class Worker:
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,  # Ctrl-C reaches only the process that a person has started.
             )
-        imported = self._receive(STARTING)
-        if not Path(imported).is_relative_to(self.source):
-            self.stop()
-            raise Dead(f"imported hookline from {imported}")
+        self.is_ready = False
+
+    def wait_until_ready(self) -> None:
+        """Wait for a process that was just started; raise Dead if it did not import hookline from the source."""
+        if not self.is_ready:
+            imported = self._receive(STARTING)
+            if not Path(imported).is_relative_to(self.source):
+                self.stop()
+                raise Dead(f"imported hookline from {imported}")
+            self.is_ready = True
 
     def ask(self, what: int | Case) -> None:
         """Start on a case, or on the case of a seed."""
+        if self.process.returncode is not None:
+            self.start()
         self.waiting.append(what)
         with contextlib.suppress(OSError):  # If the process is dead, `answer` notices.
             self.pipe.send(what)
 
     def answer(self) -> Lines:
         """Return what the first case asked for shows, or how it ended the process."""
+        self.wait_until_ready()
         self.waiting.popleft()
         try:
             return self._receive(self.limit)
         except Dead as death:
-            self.start()
+            if self.waiting:
+                self.start()
             for what in self.waiting:
                 self.pipe.send(what)
             return [f"the process {death}"]
@@ -205,10 +221,9 @@ def main() -> int:
     with contextlib.ExitStack() as stack:
         try:
             sources = [stack.enter_context(source_of(given.base)), ROOT / "src"]
-            workers = []
-            for source in sources:
-                workers.append(Worker(source, given.limit))
-                stack.callback(workers[-1].stop)
+            workers = [stack.enter_context(Worker(source, given.limit)) for source in sources]
+            for worker in workers:
+                worker.wait_until_ready()
         except (Dead, subprocess.CalledProcessError) as problem:
             parser.error(f"{given.base} can't be compared: {problem}")
         if given.seed is not None:

@@ -23,7 +23,7 @@ from torch.nn.parameter import is_lazy
 
 import hookline as hl
 from tests.properties import properties
-from tests.properties.cases import random_case, random_families
+from tests.properties.cases import random_case, random_families, surveyed
 from tests.properties.checks import anatomy, changes
 from tests.properties.members import random_member
 from tests.properties.modules import Tripwire, blend
@@ -62,28 +62,33 @@ OPTIONS: tuple[dict[str, Any], ...] = (
 
 def observe(seed: int) -> Lines:
     """Draw the case of a seed, play it, and return what it shows."""
-    case = case_of(seed)
-    return observe_case(case) if case else _observe_contexts(random.Random(seed))
+    drawn = _drawn(random.Random(seed))
+    return observe_contexts(random.Random(seed)) if drawn is None else observe_case(*drawn)
 
 
 def case_of(seed: int) -> Case | None:
-    """Draw the case of a seed, which is that of `fuzz` with more events; None if it is two blocks at once."""
-    source = random.Random(seed)
+    """Return the case of a seed, or None if it is two cases at once."""
+    drawn = _drawn(random.Random(seed))
+    return drawn and drawn[0]
+
+
+def _drawn(source: random.Random) -> tuple[Case, Survey] | None:
+    """Draw a case as `fuzz` does, and add events; None if `fuzz` plays two at once."""
     drawn = properties.drawn_property(source)
     if drawn is properties.contexts_do_not_see_each_other:
         return None
     members = drawn in (properties.members_agree_with_the_oracle, properties.sites_are_listed_as_they_run)
-    containers = drawn is properties.containers_agree_with_the_oracle
-    case, survey = random_case(source, members, containers)
+    case, survey = random_case(source, members, drawn is properties.containers_agree_with_the_oracle)
     events = list(case.program.events)
     for _ in range(source.choice((0, 1, 1, 2, 3))):
         events.insert(source.randrange(len(events)), random_event(source, case, survey))
-    return dataclasses.replace(case, program=Program(case.program.blocks, tuple(events)))
+    return dataclasses.replace(case, program=Program(case.program.blocks, tuple(events))), survey
 
 
 def random_event(source: random.Random, case: Case, survey: Survey) -> tuple[Any, ...]:
     """Draw an event that `ObservedRun` adds to those of the oracle."""
-    kind = source.choice(("wild", "wild", "wild", "listing", "itself", "narrow", "trim", "under", "attached", "clear"))
+    kinds = {"wild": 12, "itself": 4, "narrow": 4, "trim": 4, "under": 4, "attached": 2, "clear": 2, "listing": 1}
+    (kind,) = source.choices(list(kinds), list(kinds.values()))
     block = source.randrange(len(case.program.blocks))
     if kind == "wild":
         verb = source.choice(("capture", "capture", "capture", "patch", "edit", "skip"))
@@ -101,11 +106,10 @@ def random_event(source: random.Random, case: Case, survey: Survey) -> tuple[Any
 
 def _random_text(source: random.Random, survey: Survey) -> str:
     """Draw a site from parts that may not go together, perhaps with a letter missing."""
-    owners = survey.owners()
-    name = source.choice(list(owners))
-    here = [spot.member for spot in survey.calls if spot.owner == owners[name] and spot.member != ":param"]
-    member = source.choice((*here, *here, *here, "", "/*", "*", "/nope"))
-    dot = "." if name and member.endswith(")") else ""
+    spot = source.choice(list(survey.calls))
+    name = source.choice([name for name, owner in survey.owners().items() if owner == spot.owner])
+    member = spot.member if source.random() < 0.8 else source.choice(("", "/*", "*", "/nope"))
+    dot = "." if name and member.endswith((")", "*")) and member != "/*" else ""
     text = name + dot + member + source.choice(NUMBERS) + source.choice(PORTS) + source.choice(PARTS)
     if text and source.random() < 0.1:
         index = source.randrange(len(text))
@@ -199,15 +203,10 @@ class ObservedRun(HooklineRun):
         self.attempt("cleared", lambda: hl.clear(self.model))
 
 
-def observe_case(case: Case) -> Lines:
-    """Play a case, and return what it shows."""
-    return observe_run(lambda: ObservedRun(case, properties.surveyed(case)))
-
-
-def observe_run(make: Callable[[], HooklineRun]) -> Lines:
-    """Play a run, and return what it shows and what it leaves."""
+def observe_case(case: Case, survey: Survey | None = None) -> Lines:
+    """Play a case, and return what it shows and what it leaves."""
     Tripwire.armed = None
-    run = make()
+    run = ObservedRun(case, survey or surveyed(case))
     before, copies = anatomy(run.model), set(copyreg.dispatch_table)
     found: list[tuple[str, Any]] = []
     with warnings.catch_warnings(record=True) as warned:
@@ -233,7 +232,7 @@ def observe_run(make: Callable[[], HooklineRun]) -> Lines:
     return [*lines, f"alive without: {[name for name, thing in things.items() if thing() is not None]}"]
 
 
-def _observe_contexts(source: random.Random) -> Lines:
+def observe_contexts(source: random.Random) -> Lines:
     """Play two programs on one model at once, on threads or in tasks, and return what each shows."""
     runs, _ = properties.two_runs(source)
     before = anatomy(runs[0].model)
