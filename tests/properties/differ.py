@@ -14,6 +14,7 @@ import difflib
 import gc
 import itertools
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -43,14 +44,14 @@ INVALID = "the case itself failed"
 
 
 class Dead(Exception):
-    """The process of a worker ended, or took too long."""
+    """A process that can't start, has ended, or takes too long."""
 
 
 class Worker:
     """A process that runs cases on one source of hookline. If a case ends it, another takes its place."""
 
-    def __init__(self, source: Path, limit: float = 60.0) -> None:
-        self.source, self.limit = source.resolve(), limit
+    def __init__(self, source: Path, limit: float = 60.0, leave_out: str = "") -> None:
+        self.source, self.limit, self.leave_out = source.resolve(), limit, leave_out
         self.waiting: collections.deque[int | Case] = collections.deque()
         self.start()
 
@@ -80,7 +81,7 @@ class Worker:
             imported = self._receive(STARTING)
             if not Path(imported).is_relative_to(self.source):
                 self.stop()
-                raise Dead(f"imported hookline from {imported}")
+                raise Dead(f"hookline was imported from {imported}")
             self.is_ready = True
 
     def ask(self, what: int | Case) -> None:
@@ -96,7 +97,8 @@ class Worker:
         self.wait_until_ready()
         self.waiting.popleft()
         try:
-            return self._receive(self.limit)
+            lines = self._receive(self.limit)
+            return [line for line in lines if not (self.leave_out and re.match(self.leave_out, line))]
         except Dead as death:
             if self.waiting:
                 self.start()
@@ -125,7 +127,7 @@ class Worker:
 def serve(descriptor: int) -> None:
     """Answer for a worker, in its process."""
     torch.set_warn_always(True)  # Torch would give some warnings only once.
-    with quiet(), Connection(descriptor) as pipe, contextlib.suppress(EOFError, BrokenPipeError):
+    with quiet(), Connection(descriptor) as pipe, contextlib.suppress(EOFError, OSError):
         pipe.send(hl.__file__)
         for count in itertools.count():
             what = pipe.recv()
@@ -157,7 +159,7 @@ def first_difference(base: Lines, here: Lines) -> str:
             same = next((index for index, pair in enumerate(zip(one, other, strict=False)) if len({*pair}) > 1), 0)
             start = max(0, same - 40)
             cut = [("..." if start else "") + line[start : start + 160] for line in (one, other)]
-            return f"{one.split(':')[0]}\n    base: {cut[0]}\n    here: {cut[1]}"
+            return f"{one.split(': ')[0]}\n    base: {cut[0]}\n    here: {cut[1]}"
     return ""
 
 
@@ -204,7 +206,8 @@ def source_of(base: str) -> Iterator[Path]:
         return
     with tempfile.TemporaryDirectory() as folder:
         archive = Path(folder, "source.tar")
-        subprocess.run(["git", "archive", "--output", archive, base, "src"], cwd=ROOT, check=True)
+        if subprocess.run(["git", "archive", "--output", archive, base, "src"], cwd=ROOT).returncode:
+            raise Dead("it is neither a folder nor a commit with a source")
         shutil.unpack_archive(archive, folder)
         yield Path(folder, "src")
 
@@ -217,14 +220,17 @@ def main() -> int:
     parser.add_argument("--start", type=int, default=0, help="the first seed")
     parser.add_argument("--seed", type=int, help="run the case of this seed again, and make it smaller")
     parser.add_argument("--limit", type=float, default=60.0, help="how many seconds a case may take")
+    parser.add_argument(
+        "--leave-out", default="", metavar="REGEX", help="leave out lines that begin so: 'warned|order'"
+    )
     given = parser.parse_args()
     with contextlib.ExitStack() as stack:
         try:
             sources = [stack.enter_context(source_of(given.base)), ROOT / "src"]
-            workers = [stack.enter_context(Worker(source, given.limit)) for source in sources]
+            workers = [stack.enter_context(Worker(source, given.limit, given.leave_out)) for source in sources]
             for worker in workers:
                 worker.wait_until_ready()
-        except (Dead, subprocess.CalledProcessError) as problem:
+        except Dead as problem:
             parser.error(f"{given.base} can't be compared: {problem}")
         if given.seed is not None:
             return replay(workers, given.seed)

@@ -49,6 +49,19 @@ PORTS = ("",) * 6 + (
     ":inptu",
 )
 PARTS = ("",) * 6 + ("[0]", "[..., 0]", "[*]", '["hidden"]', "[99]", "[:, 1:]")
+
+
+def told(value: Any, call: Any) -> list[Any]:
+    """Return what a call tells about itself and the calls around it."""
+    around = [call]
+    while around[-1].parent is not None:
+        around.append(around[-1].parent)
+    return [
+        [str(one.site), type(one.module).__name__, len(one.args), list(one.kwargs), one.number, one.step, one.tokens]
+        for one in around
+    ]
+
+
 OPTIONS: tuple[dict[str, Any], ...] = (
     {},
     {"keep": "all"},
@@ -56,6 +69,11 @@ OPTIONS: tuple[dict[str, Any], ...] = (
     {"detach": False},
     {"stop": True},
     {"dtype": torch.float16},
+    {"device": "cpu"},
+    {"limit": 150},
+    {"limit": 150, "spill": True, "keep": "all"},
+    {"transform": told, "with_call": True, "keep": "all"},
+    {"transform": told, "with_call": True, "keep": "all"},
     {"keep": "lots"},
 )
 
@@ -91,17 +109,25 @@ def random_event(source: random.Random, case: Case, survey: Survey) -> tuple[Any
     (kind,) = source.choices(list(kinds), list(kinds.values()))
     block = source.randrange(len(case.program.blocks))
     if kind == "wild":
-        verb = source.choice(("capture", "capture", "capture", "patch", "edit", "skip"))
+        verb = source.choice(("capture", "capture", "capture", "capture", "patch", "edit", "skip", "stop_after"))
         unending = case.model.has("recursive", "methods")  # A call with the same arguments again would never end.
         verb = "capture" if unending else verb
-        return kind, verb, _random_text(source, survey), source.choice(OPTIONS) if verb == "capture" else {}
+        text = _valid_text(source, survey) if source.random() < 0.5 else _random_text(source, survey)
+        return kind, verb, text, source.choice(OPTIONS) if verb == "capture" else {}
     if kind in ("listing", "itself"):
-        member = random_member(source, survey, VALUES, random_families(source))
-        place = member if source.random() < 0.5 else random_place(source, survey, VALUES)
-        return kind, place.text + place.suffix
+        return kind, _valid_text(source, survey)
     if kind in ("attached", "clear"):
         return (kind,)
     return (kind, block) if kind == "under" else (kind, block, source.randrange(4))
+
+
+def _valid_text(source: random.Random, survey: Survey) -> str:
+    """Draw a site at which something passes."""
+    if source.random() < 0.5:
+        place = random_member(source, survey, VALUES, random_families(source))
+    else:
+        place = random_place(source, survey, VALUES)
+    return place.text + place.suffix
 
 
 def _random_text(source: random.Random, survey: Survey) -> str:
@@ -140,18 +166,19 @@ class ObservedRun(HooklineRun):
 
     def wild(self, verb: str, text: str, options: dict[str, Any]) -> None:
         """Run the model under a hook that may make no sense, with a backward."""
-        values = {"capture": [text], "patch": [{text: 0.5}], "edit": [text, double], "skip": [text]}[verb]
+        values = {"patch": [{text: 0.5}], "edit": [text, double]}.get(verb, [text])
 
         def run() -> Any:
             args, kwargs = self.case.arguments(7)
-            with getattr(hl, verb)(self.model, *values, **options) as acts:
+            hooks = hl.Hooks(self.model, active=False) if verb == "stop_after" else getattr(hl, verb)
+            with hooks.stop_after(text) if verb == "stop_after" else hooks(self.model, *values, **options) as acts:
                 output = self.callable(*args, **kwargs)
                 total = blend(output).sum() if output is not None else torch.zeros(())
                 if total.requires_grad:
                     total.backward()
             return [output, [[name, acts.calls(name)] for name in _ordered(acts)]]
 
-        self.attempt(f"{verb} {text!r} {options}", run)
+        self.attempt(f"{verb} {text!r} with {', '.join(options) or 'no options'}", run)
         for parameter in self.model.parameters():
             parameter.grad = None
 
