@@ -1,11 +1,12 @@
 """What a random case shows to a user of hookline, as lines of text that two processes can compare.
 
-The cases are those of the properties, with a few `more_events` in each. The oracle can't predict these: sites with
-mistakes in them, a hook removed on its own, `hl.clear` while a block is open. Only public names of hookline are used.
+The cases are those of the properties, with a few events added that the oracle can't predict: sites with mistakes in
+them, a hook removed on its own, `hl.clear` while a block is open. Only public names of hookline are used.
 """
 
 from __future__ import annotations
 
+import copy
 import copyreg
 import dataclasses
 import hashlib
@@ -105,16 +106,28 @@ def _drawn(source: random.Random) -> tuple[Case, Survey] | None:
 
 def random_event(source: random.Random, case: Case, survey: Survey) -> tuple[Any, ...]:
     """Draw an event that `ObservedRun` adds to those of the oracle."""
-    kinds = {"wild": 12, "itself": 4, "narrow": 4, "trim": 4, "under": 4, "attached": 2, "clear": 2, "listing": 1}
+    kinds = {
+        "wild": 12,
+        "itself": 4,
+        "narrow": 4,
+        "trim": 4,
+        "under": 4,
+        "attached": 2,
+        "clear": 2,
+        "twin": 2,
+        "listing": 1,
+    }
     (kind,) = source.choices(list(kinds), list(kinds.values()))
     block = source.randrange(len(case.program.blocks))
     if kind == "wild":
         verb = source.choice(("capture", "capture", "capture", "capture", "patch", "edit", "skip", "stop_after"))
-        unending = case.model.has("recursive", "methods")  # A call with the same arguments again would never end.
+        unending = case.model.has(
+            "recursive", "recursive_method"
+        )  # A call with the same arguments again would never end.
         verb = "capture" if unending else verb
         text = _valid_text(source, survey) if source.random() < 0.5 else _random_text(source, survey)
         return kind, verb, text, source.choice(OPTIONS) if verb == "capture" else {}
-    if kind in ("listing", "itself"):
+    if kind in ("listing", "itself", "twin"):
         return kind, _valid_text(source, survey)
     if kind in ("attached", "clear"):
         return (kind,)
@@ -151,7 +164,7 @@ class ObservedRun(HooklineRun):
             super().happen(event)
         except Exception as error:
             self.note(f"{event[0]} failed", type(error).__name__)
-        for block in self.caches.keys() & self.hooks.keys():
+        for block in sorted(self.caches.keys() & self.hooks.keys()):
             self.note(f"hooks of block {block} after {event[0]}", _listed(self.hooks[block]))
         if event[0] == "open":
             named = [name for name, _ in self.model.named_modules()]
@@ -196,6 +209,17 @@ class ObservedRun(HooklineRun):
             return hl.run(self.callable, *args, patch=cache, **kwargs)
 
         self.attempt(f"patched with itself at {text!r}", run)
+
+    def twin(self, text: str) -> None:
+        """Hook a copy of the model, which may have hooks at this moment, and run both."""
+
+        def run() -> Any:
+            (args, kwargs), twin = self.case.arguments(3), copy.deepcopy(self.model)
+            with hl.capture(twin, text, keep="all") as acts:
+                outputs = [self.model(*args, **kwargs), twin(*args, **kwargs)]
+            return [outputs, [[name, acts.calls(name)] for name in _ordered(acts)]]
+
+        self.attempt(f"beside a copy with hooks at {text!r}", run)
 
     def narrow(self, block: int, number: int) -> None:
         """Look at some of the hooks of a block, and pause them."""
@@ -309,10 +333,11 @@ def _kept(run: HooklineRun) -> list[tuple[str, Any]]:
 
 
 def _texts(run: HooklineRun) -> set[str]:
-    """Return the names of all modules, and all sites of the program."""
+    """Return the names of all modules, and all sites of the program and its events."""
     places = run.case.program.places
     texts = {name for name, _ in run.model.named_modules()}
     texts |= {place.text + place.suffix for place in places}
+    texts |= {part for event in run.case.program.events for part in event[1:] if isinstance(part, str)}
     return texts | {point.text for place in places for point in place.points()}
 
 
