@@ -39,16 +39,7 @@ TESTS = Path(__file__).parents[1]
 Lines = list[str]
 # What a site may end with, right or wrong.
 NUMBERS = ("",) * 12 + ("#0", "#0", "#1", "#-1", "#1:", "#7")
-PORTS = ("",) * 6 + (
-    ":input",
-    ":inputs",
-    ':inputs["x"]',
-    ":inputs[0]",
-    ":grad_output",
-    ":grad_input",
-    ":param",
-    ":inptu",
-)
+PORTS = ("",) * 6 + (":input", ":inputs", ':inputs["x"]', ":grad_output", ":grad_input", ":param", ":inptu")
 PARTS = ("",) * 6 + ("[0]", "[..., 0]", "[*]", '["hidden"]', "[99]", "[:, 1:]")
 
 
@@ -115,7 +106,7 @@ def random_event(source: random.Random, case: Case, survey: Survey) -> tuple[Any
         "attached": 2,
         "clear": 2,
         "twin": 2,
-        "listing": 1,
+        "sites": 1,
     }
     (kind,) = source.choices(list(kinds), list(kinds.values()))
     block = source.randrange(len(case.program.blocks))
@@ -127,7 +118,7 @@ def random_event(source: random.Random, case: Case, survey: Survey) -> tuple[Any
         verb = "capture" if unending else verb
         text = _valid_text(source, survey) if source.random() < 0.5 else _random_text(source, survey)
         return kind, verb, text, source.choice(OPTIONS) if verb == "capture" else {}
-    if kind in ("listing", "itself", "twin"):
+    if kind in ("sites", "itself", "twin"):
         return kind, _valid_text(source, survey)
     if kind in ("attached", "clear"):
         return (kind,)
@@ -195,7 +186,7 @@ class ObservedRun(HooklineRun):
         for parameter in self.model.parameters():
             parameter.grad = None
 
-    def listing(self, text: str) -> None:
+    def sites(self, text: str) -> None:
         """List the sites that match."""
         args, kwargs = self.case.arguments(0)
         self.attempt(f"sites {text!r}", lambda: [str(site) for site in hl.sites(self.model, text, run=kwargs or args)])

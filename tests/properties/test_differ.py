@@ -102,4 +102,4 @@ def test_a_source_that_cannot_be_imported_is_refused(tmp_path: Path) -> None:
 
 def listing(site: str) -> Case:
     case = next(case for case in map(case_of, SEEDS) if case is not None)
-    return dataclasses.replace(case, program=Program((), (("listing", site),)))
+    return dataclasses.replace(case, program=Program((), (("sites", site),)))
