@@ -13,7 +13,7 @@ SOURCE = ROOT / "src" / "hookline"
 MOST_LINES = 800
 
 # Folders that mirror no package: each tests a promise, or uses hookline from outside. They hold their own helpers.
-SUITES = {"browser", "failure_modes", "gpu", "odd_arguments", "properties"}
+SUITES = {"browser", "conformance", "failure_modes", "gpu", "odd_arguments", "properties"}
 # Test files whose name begins with no file of their package. Keep this empty: name a test file after what it tests.
 EXCEPTIONS: set[str] = set()
 

@@ -1,0 +1,392 @@
+"""What all results share: they print, show themselves in notebooks, are read, compared, copied, saved and drawn."""
+
+from __future__ import annotations
+
+import html
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+import hookline as hl
+from hookline._tables import Tabular
+from hookline._tables.terminal import width
+from tests.conformance.offers import are_equal, copies, offers
+from tests.conformance.subjects import (
+    BY_NAME,
+    COPIES,
+    EQUALITY,
+    FEATURES,
+    FRAME,
+    LONG,
+    NO_MAPPING,
+    PARTS,
+    PLOT,
+    REFUSES_LOAD,
+    SAVE,
+    SPELLINGS,
+    STRANGE,
+    STRANGERS,
+    SUBJECTS,
+    each,
+)
+from tests.support.quick_python import run_forked
+
+NARROW = 44
+
+
+def without(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make it impossible to import a package."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == package]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, package, None)
+
+
+# The table of subjects
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+@each()
+def test_a_result_offers_what_its_entry_says_and_lacks_what_is_marked(subject, result, feature, folder):
+    assert offers(feature, subject, result, folder) == (feature not in subject.lacks), subject.lacks.get(feature)
+
+
+def test_the_marks_are_about_features_and_give_a_reason():
+    for subject in SUBJECTS:
+        assert {*subject.lacks} <= {*FEATURES}
+        assert all(subject.lacks.values())
+
+
+def test_every_class_that_prints_as_a_table_is_a_subject():
+    for subject in SUBJECTS:  # So that all of them are imported.
+        assert issubclass(subject.kind, Tabular)
+    kinds = {kind.__name__ for kind in Tabular.__subclasses__() if kind.__module__.startswith("hookline.")}
+    assert kinds == {subject.kind.__name__ for subject in SUBJECTS} | (kinds & {*PARTS})
+
+
+# Printing
+
+
+@each()
+def test_it_prints_as_a_table_with_a_line_for_each_entry(subject, result):
+    lines = str(result).splitlines()
+    header = next(number for number, line in enumerate(lines) if line.startswith("─")) - 1
+    assert lines[header].split() == [word for name in subject.header for word in name.split()]
+    rows = [row.split() for row in lines[header + 2 :]]
+    assert len(rows) == len(result) == len(subject.names)
+    for name in subject.names:
+        assert sum((name or '""') in row for row in rows) == 1
+    assert not [line for line in lines if line != line.rstrip()]
+
+
+@each()
+def test_what_it_prints_is_always_the_same_and_names_no_place_in_memory(subject, result, folder):
+    text = repr(result)
+    assert text == repr(result) == str(result) == f"{result}" == f"{result:all}"
+    anew = subject.again(folder)
+    assert text == repr(anew)
+    if subject.close is not None:
+        subject.close(anew)
+    for shown in (text, result._repr_html_()):
+        assert not re.search(r"0x[0-9a-f]{4}|object at", shown)
+
+
+@each()
+def test_a_format_that_means_nothing_is_refused(subject, result):
+    with pytest.raises(ValueError, match=r"with 'all' for every row, not with '>10'"):
+        f"{result:>10}"
+
+
+@each()
+def test_in_a_terminal_no_line_is_wider_and_long_names_are_cut(subject, result, monkeypatch):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", str(NARROW))
+    text = str(result)
+    assert max(map(width, text.splitlines())) <= NARROW
+    assert LONG not in text
+    assert "…" in text
+    assert LONG in f"{result:all}"
+
+
+@each()
+def test_a_notebook_shows_the_same_rows_as_escaped_html(subject, result):
+    shown = result._repr_html_()
+    assert shown == result._repr_html_()
+    assert "hookline-table" in shown
+    assert "<b>" not in shown
+    assert "&lt;b&gt;" in shown
+    assert "<script" not in shown
+    for word in (*subject.header, *(name.rpartition(".")[2] for name in subject.names)):
+        assert html.escape(word) in shown
+
+
+# Reading
+
+
+@each()
+def test_it_has_as_many_entries_as_it_yields_each_time_in_one_order(subject, result):
+    assert [subject.name_of(one) for one in result] == [*subject.names]
+    assert [subject.name_of(one) for one in result] == [*subject.names]
+    assert len(result) == len(subject.names)
+    assert bool(result)
+    assert all(one in result for one in result)
+
+
+@each()
+def test_an_object_that_is_no_name_is_not_among_its_entries(subject, result):
+    others = ("haed", "", *STRANGE) if STRANGERS not in subject.lacks else ("haed", "")
+    for other in others:
+        assert (other in result) == (other in subject.names)
+
+
+@each(of=Mapping)
+def test_a_mapping_agrees_with_itself(subject, result):
+    assert [*result.keys()] == [*result] == [*dict(result)] == [*subject.names]
+    assert [name for name, _ in result.items()] == [*result]
+    assert all(one is result[name] for name, one in result.items())
+    assert all(one is result[name] for name, one in zip(result, result.values(), strict=True))
+    assert result.get("haed", "nothing") == "nothing"
+    assert result.get("haed") is None
+
+
+@each(of=Sequence)
+def test_a_sequence_is_read_by_numbers_and_slices(subject, result):
+    assert [result[number] for number in range(len(result))] == [*result]
+    assert result[-1] == [*result][-1]
+    assert result[1:] == [*result][1:]
+    assert [*reversed(result)] == [*result][::-1]
+    assert (result.index(result[1]), result.count(result[1])) == (1, 1)
+    with pytest.raises(IndexError):
+        result[len(result)]
+
+
+@each(BY_NAME)
+def test_a_name_is_read_again_and_again_and_an_unknown_one_says_what_is_near(subject, result):
+    for name in subject.names:
+        assert name in result
+        assert repr(result[name]) == repr(result[name])
+    with pytest.raises(subject.error, match="'haed'.*; did you mean .*'head'"):
+        result["haed"]
+    assert issubclass(subject.error, hl.HooklineError)
+    assert issubclass(subject.error, LookupError)
+
+
+@each(BY_NAME, of=Mapping)
+def test_an_unknown_name_in_a_mapping_is_a_key_error(subject, result):
+    with pytest.raises(KeyError):
+        result["haed"]
+
+
+@each(SPELLINGS)
+def test_a_site_and_any_spelling_of_it_read_what_its_text_reads(subject, result):
+    for name in subject.names:
+        for key in (hl.Site.parse(name), *([f"{name}:output"] if name else [])):
+            assert key in result
+            assert repr(result[key]) == repr(result[name])
+
+
+# Comparing and copying
+
+
+@each(EQUALITY)
+def test_results_of_the_same_content_are_equal_and_have_no_hash(subject, result, other, folder):
+    anew = subject.again(folder)
+    assert anew is not result
+    assert are_equal(anew, result)
+    assert not are_equal(result, other)
+    with pytest.raises(TypeError, match="unhashable"):
+        hash(result)
+
+
+@each()
+def test_a_result_is_equal_to_itself_and_to_nothing_of_another_kind(subject, result):
+    assert are_equal(result, result)
+    for thing in (None, 3, "head", object()):
+        assert not are_equal(result, thing)
+
+
+@each(NO_MAPPING)
+def test_a_plain_dict_or_list_of_the_same_content_is_something_else(subject, result):
+    plain = dict(result) if isinstance(result, Mapping) else [*result]
+    assert not are_equal(result, plain)
+
+
+@pytest.mark.parametrize("subject", [one for one in SUBJECTS if one.kind.__eq__ is object.__eq__], ids=str)
+def test_what_is_compared_by_identity_has_a_hash(subject, result, other):
+    assert hash(result) == hash(result)
+    assert {result: 1, other: 2}[result] == 1
+
+
+@each(COPIES)
+def test_a_copy_or_a_pickle_is_whole(subject, result):
+    for one in copies(result):
+        assert type(one) is type(result)
+        assert [subject.name_of(entry) for entry in one] == [*subject.names]
+        assert f"{one:all}" == f"{result:all}"
+        assert one._repr_html_() == result._repr_html_()
+        if EQUALITY not in subject.lacks:
+            assert one == result
+
+
+# Files
+
+
+@each(SAVE)
+def test_a_file_gives_back_what_was_saved(subject, result, tmp_path):
+    for path in (tmp_path / "saved", str(tmp_path / "again")):
+        assert result.save(path) is None
+        loaded = type(result).load(path)
+        assert type(loaded) is type(result)
+        assert [*loaded] == [*subject.names]
+        assert f"{loaded:all}" == f"{result:all}"
+        if EQUALITY not in subject.lacks:
+            assert loaded == result
+    loaded.save(tmp_path / "third")
+    assert (tmp_path / "third").read_bytes() == (tmp_path / "saved").read_bytes()
+
+
+@each(SAVE)
+def test_a_file_is_replaced_only_on_request_and_a_folder_never(subject, result, other, tmp_path):
+    result.save(tmp_path / "saved")
+    before = (tmp_path / "saved").read_bytes()
+    with pytest.raises(hl.StoreError, match="it exists.*overwrite=True"):
+        other.save(tmp_path / "saved")
+    assert (tmp_path / "saved").read_bytes() == before
+    other.save(tmp_path / "saved", overwrite=True)
+    assert str(type(other).load(tmp_path / "saved")) == str(other)
+    for overwrite in (False, True):
+        with pytest.raises(hl.StoreError, match="only files are replaced"):
+            result.save(tmp_path, overwrite=overwrite)
+    with pytest.raises(hl.HooklineError, match="overwrite"):
+        result.save(tmp_path / "new", overwrite="yes")
+    assert [path.name for path in tmp_path.iterdir()] == ["saved"]
+
+
+@each(SAVE)
+def test_what_can_not_be_written_or_read_is_said(subject, result, tmp_path):
+    kind = type(result)
+    with pytest.raises(hl.StoreError, match="nowhere.*was not written"):
+        result.save(tmp_path / "nowhere" / "saved")
+    (tmp_path / "foreign").write_bytes(b"something else")
+    for name in ("missing", "foreign", ""):
+        with pytest.raises(hl.StoreError):
+            kind.load(tmp_path / name)
+    result.save(tmp_path / "saved")
+    (tmp_path / "short").write_bytes((tmp_path / "saved").read_bytes()[:-3])
+    with pytest.raises(hl.StoreError, match="short"):
+        kind.load(tmp_path / "short")
+
+
+@each(REFUSES_LOAD)
+def test_load_makes_a_new_result_and_is_refused_where_it_looks_as_if_it_changed_one(subject, result, tmp_path):
+    result.save(tmp_path / "saved")
+    with pytest.raises(hl.HooklineError, match=rf"load makes a new .*hl\.{type(result).__name__}\.load\(path\)"):
+        result.load(tmp_path / "saved")
+
+
+def test_a_file_of_one_type_is_refused_by_the_others_which_name_its_reader(folder, tmp_path):
+    saving = {one.kind: one for one in SUBJECTS if SAVE not in one.lacks}
+    for kind, subject in saving.items():
+        with subject.example(folder) as result:
+            result.save(tmp_path / kind.__name__)
+        for reader in {*saving} - {kind}:
+            with pytest.raises(hl.StoreError, match=rf"read it with hl\.{kind.__name__}\.load\(path\)"):
+                reader.load(tmp_path / kind.__name__)
+
+
+# Frames
+
+
+@each(FRAME)
+def test_a_frame_has_a_row_for_each_entry_in_their_order(subject, result):
+    pandas = pytest.importorskip("pandas")
+    before = str(result)
+    frame = result.to_frame()
+    assert isinstance(frame, pandas.DataFrame)
+    assert [*frame.columns] == [*subject.columns]
+    assert [*frame["site"]] == [*subject.names]
+    assert [*frame.index] == [*range(len(result))]
+    assert frame.equals(result.to_frame())
+    frame.loc[:, "site"] = "changed"
+    assert str(result) == before
+
+
+@each(FRAME)
+def test_a_frame_without_pandas_says_what_to_install(subject, result, monkeypatch):
+    without("pandas", monkeypatch)
+    said = r"^to_frame\(\) needs pandas: pip install ('hookline\[pandas\]'|pandas)$"
+    with pytest.raises(hl.HooklineError, match=said):
+        result.to_frame()
+
+
+# Pictures
+
+
+@pytest.fixture
+def figures(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Matplotlib's figures, on no screen. Whoever shows one or leaves one to pyplot fails the test."""
+    pytest.importorskip("matplotlib").use("Agg")
+    from matplotlib import figure, pyplot
+
+    def show(*_: object, **__: object) -> None:
+        raise AssertionError("a picture was shown")
+
+    monkeypatch.setattr(pyplot, "show", show)
+    monkeypatch.setattr(figure.Figure, "show", show)
+    before = pyplot.get_fignums()
+    yield figure
+    assert pyplot.get_fignums() == before
+
+
+@each(PLOT)
+def test_a_picture_is_a_figure_of_its_own_which_shows_itself_in_a_notebook(subject, result, figures):
+    before = str(result)
+    found = result.plot()
+    assert isinstance(found, figures.Figure)
+    assert found.axes[0].has_data()
+    assert result.plot() is not found
+    data, size = found._repr_png_()
+    assert data.startswith(b"\x89PNG")
+    assert min(size["width"], size["height"]) > 100
+    assert str(result) == before
+
+
+@each(PLOT)
+def test_a_picture_is_drawn_into_the_axes_that_are_given(subject, result, figures):
+    left, right = figures.Figure().subplots(1, 2)
+    assert result.plot(ax=right, title="Mine") is right
+    assert right.has_data()
+    assert not left.has_data()
+    assert "Mine" in {right.get_title(loc) for loc in ("left", "center", "right")}
+
+
+@each(PLOT)
+def test_a_picture_refuses_what_is_no_axes_and_no_title(subject, result, figures):
+    for wrong in (figures.Figure(), figures.Figure().subplots(1, 2), 3):
+        with pytest.raises(hl.HooklineError, match="ax= takes one of matplotlib's axes"):
+            result.plot(ax=wrong)
+    with pytest.raises(hl.HooklineError, match="title=3"):
+        result.plot(title=3)
+
+
+def test_a_picture_without_matplotlib_says_what_to_install():
+    code = """
+import sys, tempfile
+from pathlib import Path
+sys.modules["matplotlib"] = None
+from tests.conformance.subjects import PLOT, SUBJECTS
+import hookline as hl
+with tempfile.TemporaryDirectory() as folder:
+    for subject in SUBJECTS:
+        if PLOT not in subject.lacks:
+            with subject.example(Path(folder)) as result:
+                try:
+                    result.plot()
+                except hl.HooklineError as error:
+                    print(error)
+"""
+    done = run_forked(code)
+    drawn = sum(PLOT not in subject.lacks for subject in SUBJECTS)
+    assert done.stdout.splitlines() == ["plots need matplotlib: pip install 'hookline[plot]'"] * drawn, done.stderr
