@@ -6,10 +6,13 @@ import contextlib
 import copy
 import operator
 import pickle
+import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 import hookline as hl
 from tests.conformance.subjects import (
@@ -17,6 +20,7 @@ from tests.conformance.subjects import (
     COPIES,
     EQUALITY,
     FRAME,
+    NAMES_EXTRA,
     NO_MAPPING,
     ODD_KEYS,
     PLOT,
@@ -39,6 +43,16 @@ def offers(feature: str, subject: Subject, result: Any, folder: Path) -> bool:
             return False
 
 
+@contextlib.contextmanager
+def without(package: str) -> Iterator[None]:
+    """Make it impossible to import a package."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in sys.modules if name.partition(".")[0] == package]:
+            patch.delitem(sys.modules, name)
+        patch.setitem(sys.modules, package, None)
+        yield
+
+
 def are_equal(one: Any, other: Any) -> bool:
     """Return True if two objects are equal; `!=` has to say the opposite of `==`, and from both sides."""
     found = bool(one == other)
@@ -48,12 +62,21 @@ def are_equal(one: Any, other: Any) -> bool:
 
 def copies(result: Any) -> list[Any]:
     """Return copies of a result, made in every way that Python has."""
-    pickles = [pickle.loads(pickle.dumps(result, protocol)) for protocol in range(2, pickle.HIGHEST_PROTOCOL + 1)]
+    pickles = [pickle.loads(pickle.dumps(result, protocol)) for protocol in range(pickle.HIGHEST_PROTOCOL + 1)]
     return [copy.copy(result), copy.deepcopy(result), *pickles]
 
 
 def _frame(_subject: Subject, result: Any, _folder: Path) -> bool:
     return hasattr(result, "to_frame")
+
+
+def _names_extra(_subject: Subject, result: Any, _folder: Path) -> bool:
+    with without("pandas"):
+        try:
+            result.to_frame()
+        except hl.HooklineError as error:
+            return str(error) == "to_frame() needs pandas: pip install 'hookline[pandas]'"
+    return False
 
 
 def _plot(_subject: Subject, result: Any, _folder: Path) -> bool:
@@ -116,6 +139,7 @@ def _odd_keys(subject: Subject, result: Any, _folder: Path) -> bool:
 
 _PROBES: dict[str, Callable[[Subject, Any, Path], bool]] = {
     FRAME: _frame,
+    NAMES_EXTRA: _names_extra,
     PLOT: _plot,
     SAVE: _save,
     REFUSES_LOAD: _refuses_load,

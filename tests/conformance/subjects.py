@@ -30,6 +30,7 @@ X = torch.linspace(-1, 1, 12).reshape(3, 4)
 
 # What a result may offer. `offers` in offers.py finds out whether it does.
 FRAME = "to_frame"
+NAMES_EXTRA = "without pandas, to_frame names the extra to install"
 PLOT = "plot"
 SAVE = "save and load"
 REFUSES_LOAD = "load refuses to be called on a result"
@@ -40,7 +41,10 @@ BY_NAME = "an entry is read by its name"
 SPELLINGS = "an entry is read by a Site, and by any spelling of it"
 ODD_KEYS = "a key of the wrong kind is refused in words"
 STRANGERS = "anything may be looked for with `in`"
-FEATURES = (FRAME, PLOT, SAVE, REFUSES_LOAD, COPIES, EQUALITY, NO_MAPPING, BY_NAME, SPELLINGS, ODD_KEYS, STRANGERS)
+FEATURES = (FRAME, NAMES_EXTRA, PLOT, SAVE, REFUSES_LOAD, COPIES, EQUALITY, NO_MAPPING)
+FEATURES += (BY_NAME, SPELLINGS, ODD_KEYS, STRANGERS)
+# What only a result can offer that offers another feature.
+NEEDS = {NAMES_EXTRA: FRAME, REFUSES_LOAD: SAVE, SPELLINGS: BY_NAME, ODD_KEYS: BY_NAME}
 
 
 class Net(nn.Module):
@@ -75,6 +79,7 @@ class Subject:
         name_of: The name of what it yields.
         error: What is raised if nothing has the name that is asked for.
         columns: The columns of its frame.
+        parts: Attributes that do not print, and that copies and files have too.
         lacks: What it does not offer and why, of `FEATURES`. Remove an entry when the result has learned it.
         close: What ends the result after a test; without it, all tests share one.
     """
@@ -87,11 +92,16 @@ class Subject:
     name_of: Callable[[Any], str] = str
     error: type[hl.HooklineError] = hl.NotCaptured
     columns: tuple[str, ...] = ()
+    parts: tuple[str, ...] = ()
     lacks: dict[str, str] = field(default_factory=dict)
     close: Callable[[Any], None] | None = None
 
     def __str__(self) -> str:
         return self.label
+
+    def why_not(self, feature: str) -> str:
+        """Return why the result does not offer a feature; "" if it does."""
+        return self.lacks.get(feature) or (self.why_not(NEEDS[feature]) if feature in NEEDS else "")
 
     @contextmanager
     def example(self, folder: Path, variant: int = 0) -> Iterator[Any]:
@@ -124,7 +134,7 @@ def _new(folder: Path) -> Path:
 
 def each(*features: str, of: type = object) -> pytest.MarkDecorator:
     """Run a test for each subject of a kind, such as `Mapping`, that offers all of these features."""
-    chosen = [one for one in SUBJECTS if issubclass(one.kind, of) and not {*features} & {*one.lacks}]
+    chosen = [one for one in SUBJECTS if issubclass(one.kind, of) and not any(map(one.why_not, features))]
     return pytest.mark.parametrize("subject", chosen, ids=str)
 
 
@@ -195,10 +205,10 @@ SUBJECTS = [
         store,
         hl.Store,
         ("site", "dtype", "shape", "rows", "bytes"),
+        parts=("samples", "skipped", "spec", "nbytes"),
         lacks={
             FRAME: "to_parquet writes the rows, which may not fit into memory",
             SAVE: "it is on disk already: harvest(to=path) writes it, and Store(path) reads it",
-            REFUSES_LOAD: "it has no load",
         },
     ),
     Subject(
@@ -206,6 +216,7 @@ SUBJECTS = [
         sweep,
         hl.Sweep,
         ("site", "measured", "change", ""),
+        parts=("base", "notes"),
         columns=("site", "module", "measured", "change"),
         lacks={
             REFUSES_LOAD: "found.load(path) returns another sweep, and leaves `found` as it is without a word",
@@ -218,6 +229,7 @@ SUBJECTS = [
         sweep_of_pairs,
         hl.Sweep,
         ("site", "measured", "change", "spread", ""),
+        parts=("base", "notes"),
         columns=("site", "module", "measured", "change", "spread"),
         lacks={
             REFUSES_LOAD: "as of any sweep",
@@ -230,6 +242,7 @@ SUBJECTS = [
         comparison,
         hl.Comparison,
         ("site", "module", "seen", "local", ""),
+        parts=("verdict", "ok", "notes"),
         names=("", *NAMES),
         columns=(
             *("site", "other", "kind", "off", "made_good", "note"),
@@ -237,8 +250,8 @@ SUBJECTS = [
             *("rounding_largest", "rounding_relative"),
         ),
         lacks={
+            NAMES_EXTRA: "it says: pip install pandas",
             SAVE: "it has no save; a pickle holds all of it",
-            REFUSES_LOAD: "it has no load",
             EQUALITY: "the == of ComparedPlace asks whether the tensors of both outputs are true, which raises",
             NO_MAPPING: OF_A_MAPPING,
             SPELLINGS: "it compares the text of a site with the names of modules, so 'head:output' is not found",
@@ -251,12 +264,12 @@ SUBJECTS = [
         ("site", "module", "calls", "dtype", "shape", "parameters", "hazards"),
         names=("", *NAMES),
         name_of=lambda row: row.site,
+        parts=("rows", "note"),
         error=hl.SiteError,
         lacks={
             FRAME: "it has no to_frame, though pandas.DataFrame(list(scan)) makes one",
             PLOT: NOT_A_TABLE_OF_VALUES,
             SAVE: "it has no save",
-            REFUSES_LOAD: "it has no load",
             EQUALITY: BY_IDENTITY,
             ODD_KEYS: "scan[3.5] raises the TypeError of a list",
         },
@@ -270,11 +283,8 @@ SUBJECTS = [
             FRAME: "it has no to_frame",
             PLOT: NOT_A_TABLE_OF_VALUES,
             SAVE: "it has no save",
-            REFUSES_LOAD: "it has no load",
             EQUALITY: BY_IDENTITY,
             BY_NAME: "sites['head'] raises the TypeError of a list, though 'head' in sites is True",
-            SPELLINGS: "the same",
-            ODD_KEYS: "the same",
         },
     ),
     Subject(
@@ -289,7 +299,6 @@ SUBJECTS = [
             FRAME: "it holds hooks, no values",
             PLOT: "it holds hooks, no values",
             SAVE: "hooks belong to a model",
-            REFUSES_LOAD: "it has no load",
             COPIES: "a copy has none of its hooks, and says so in a warning",
             EQUALITY: "two sets of hooks are equal only if they are one: each acts by itself",
             SPELLINGS: "hooks are read by the name that they were given; at() takes sites",
@@ -304,7 +313,6 @@ SUBJECTS = [
             FRAME: "it has no to_frame",
             PLOT: "it has no plot; that of the cache draws statistics",
             SAVE: "it has no save",
-            REFUSES_LOAD: "it has no load",
             NO_MAPPING: OF_A_MAPPING,
             SPELLINGS: "it knows the text of its sites only; a Site raises the TypeError of difflib",
             ODD_KEYS: "stats[3.5] raises the TypeError of difflib",
@@ -321,11 +329,8 @@ SUBJECTS = [
             FRAME: "it has no to_frame",
             PLOT: NOT_A_TABLE_OF_VALUES,
             SAVE: "it has no save",
-            REFUSES_LOAD: "it has no load",
             EQUALITY: BY_IDENTITY,
             BY_NAME: "attached(model)['head'] raises the TypeError of a list",
-            SPELLINGS: "the same",
-            ODD_KEYS: "the same",
         },
     ),
 ]
