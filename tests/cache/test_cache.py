@@ -479,10 +479,6 @@ def test_the_table_of_an_overwritten_reference_can_still_be_looked_at() -> None:
         acts["0"]
 
 
-def test_html_is_escaped() -> None:
-    assert "&lt;script&gt;" in hl.Cache({"<script>": torch.ones(1)})._repr_html_()
-
-
 def test_a_saved_cache_is_read_back_with_its_calls_and_structure(tmp_path: Any) -> None:
     model = Nested()
     with hl.capture(model, "", "body", keep="all") as acts:

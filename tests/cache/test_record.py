@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable
 
 import pytest
@@ -204,11 +203,3 @@ def test_a_star_selects_every_index_of_a_whole_value() -> None:
     chosen = acts.select("0[:, *]")
     assert list(chosen) == ["0[:, 0]", "0[:, 1]", "0[:, 2]"]
     assert chosen.stack().tolist() == [[0.0, 3.0], [1.0, 4.0], [2.0, 5.0]]
-
-
-@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
-def test_a_cache_can_be_pickled_with_any_protocol(protocol: int) -> None:
-    model = nn.Linear(2, 2)
-    with hl.capture(model, "", clone=False) as acts:
-        model(torch.ones(1, 2))
-    assert pickle.loads(pickle.dumps(acts, protocol))[""].equal(acts[""])
