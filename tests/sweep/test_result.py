@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import math
-import pickle
-import sys
 
 import pytest
 import torch
@@ -119,12 +116,6 @@ def test_a_frame_has_a_row_for_each_place_with_its_axes():
     assert list(no_grid.columns) == ["site", "measured", "change"]
 
 
-def test_a_frame_without_pandas_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(hl.HooklineError, match=r"^to_frame\(\) needs pandas: pip install 'hookline\[pandas\]'$"):
-        by_head().to_frame()
-
-
 def test_several_measurements_print_as_their_mean_and_spread():
     assert str(in_pairs()).splitlines() == [
         "2 places, one at a time skipped; mean of what was measured without: 1.5",
@@ -188,12 +179,6 @@ def test_only_numbers_are_measurements(value):
         hl.Sweep(0.0, {"h.0": value})
     with pytest.raises(hl.HooklineError, match="base has to be a number"):
         hl.Sweep(value, {"h.0": 1.0})
-
-
-def test_a_sweep_is_copied_and_pickled_whole():
-    found = by_head(notes=["alone"])
-    for one in (copy.deepcopy(found), pickle.loads(pickle.dumps(found))):
-        assert (dict(one), one.base, one.notes, str(one)) == (dict(found), 0.5, ("alone",), str(found))
 
 
 def test_an_empty_sweep_prints_and_has_no_grid():
