@@ -48,26 +48,6 @@ def test_any_reader_of_safetensors_gets_the_measurements(tmp_path):
     assert values.tolist() == list(found.values())
 
 
-def test_a_file_is_replaced_only_on_request(tmp_path):
-    by_token().save(tmp_path / "sweep")
-    with pytest.raises(hl.StoreError, match="it exists"):
-        hl.Sweep(1.0, {}).save(tmp_path / "sweep")
-    assert len(hl.Sweep.load(tmp_path / "sweep")) == 12
-    hl.Sweep(1.0, {}).save(tmp_path / "sweep", overwrite=True)
-    assert len(hl.Sweep.load(tmp_path / "sweep")) == 0
-    with pytest.raises(hl.StoreError, match=r"was not written .*save less with sweep\.select"):
-        by_token().save(tmp_path / "nowhere" / "sweep")
-
-
-def test_a_cache_is_no_sweep_and_a_sweep_no_cache(tmp_path):
-    by_token().save(tmp_path / "sweep")
-    hl.Cache({"h.0": torch.ones(2)}).save(tmp_path / "cache")
-    with pytest.raises(hl.StoreError, match=r"holds a sweep, not a cache; read it with hl\.Sweep\.load\(path\)"):
-        hl.Cache.load(tmp_path / "sweep")
-    with pytest.raises(hl.StoreError, match=r"holds a cache, not a sweep; read it with hl\.Cache\.load\(path\)"):
-        hl.Sweep.load(tmp_path / "cache")
-
-
 def test_a_damaged_file_is_refused_wherever_it_is_damaged(tmp_path):
     path = tmp_path / "sweep"
     by_token().save(path)
