@@ -332,21 +332,6 @@ print(matplotlib.pyplot.get_fignums())
     assert done.stderr.count(b"\x89PNG") == 5
 
 
-def test_without_matplotlib_one_line_says_what_to_install():
-    code = """
-import sys
-sys.modules["matplotlib"] = None
-import torch, hookline as hl
-try:
-    hl.Cache({"h.0": torch.ones(2, 3)}).plot()
-except hl.HooklineError as error:
-    print(error)
-"""
-    environment = {"PYTHONPATH": ":".join(sys.path)}
-    done = subprocess.run([*quick_python(), "-c", code], capture_output=True, text=True, env=environment, timeout=120)
-    assert done.stdout == "plots need matplotlib: pip install 'hookline[plot]'\n", done.stderr
-
-
 @pytest.mark.gpu
 def test_values_of_a_cuda_device_are_drawn():
     for kind in (None, "histogram", "depth", "dead"):
