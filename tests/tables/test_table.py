@@ -12,7 +12,7 @@ import hookline as hl
 from hookline._tables import Table, Tabular, count
 from hookline._tables.table import ENOUGH_ROWS, MOST_ROWS
 from hookline._tables.terminal import bar, clean, cut, cut_name, pad, width, wrap
-from tests.support.models import GPT, mlp
+from tests.support.models import mlp
 
 
 def table(header: tuple[str, ...], rows: list[tuple[object, ...]], title: str = "") -> str:
@@ -78,28 +78,6 @@ def test_a_line_break_in_a_cell_does_not_break_the_table() -> None:
 @pytest.mark.parametrize(("number", "text"), [(0, "0 calls"), (1, "1 call"), (2, "2 calls"), (12345, "12,345 calls")])
 def test_counts_read_as_english(number: int, text: str) -> None:
     assert count(number, "call") == text
-
-
-def test_the_same_rows_are_shown_as_text_and_in_a_notebook() -> None:
-    model = GPT(depth=1)
-    hooks = hl.Hooks(model)
-    hooks.edit("h.0.mlp", lambda value: value, name="<mine>")
-    for thing, words in (
-        (hl.sites(model, "h.0.*"), ["mlp", "Sequential", "also named"]),
-        (hooks, ["mlp", "edit", "active"]),
-        (hl.attached(model), ["mlp", "edit", "hookline"]),
-    ):
-        for word in words:
-            assert word in repr(thing)
-            assert word in thing._repr_html_()
-        assert repr(thing) == str(thing) == f"{thing}" == f"{thing:all}"
-    assert "&lt;mine&gt;" in hooks._repr_html_()
-    hooks.remove()
-
-
-def test_a_format_that_means_nothing_is_an_error() -> None:
-    with pytest.raises(ValueError, match=r"with 'all' for every row, not with '>10'"):
-        f"{hl.sites(mlp()):>10}"
 
 
 def test_the_root_is_shown_as_empty_quotes() -> None:
