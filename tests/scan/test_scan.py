@@ -56,28 +56,12 @@ def test_every_module_is_listed_in_the_order_it_begins_with_its_shape_and_parame
     assert [row.site for row in scan[:2]] == ["", "h.0"]
 
 
-def test_a_scan_prints_as_a_table_and_as_html() -> None:
-    scan = hl.scan(mlp(), torch.ones(3, 4))
-    lines = repr(scan).splitlines()
-    assert lines[0].startswith(FAKE)
-    assert lines[1].split() == ["site", "module", "calls", "dtype", "shape", "parameters", "hazards"]
-    assert lines[3].split()[:2] == ['""', "Sequential"]
-    assert "hookline-table" in scan._repr_html_()
-    assert "(3, 8)" in scan._repr_html_()
-
-
 def test_keywords_nested_outputs_and_several_dtypes_are_shown() -> None:
     assert hl.scan(Block(), x=tokens(), scale=2.0)[""].calls == 1
     row = hl.scan(Nested(), torch.randn(2, 4))[""]
     assert row.shape == "(2, 4), (2, 4), (2, 4)"
     assert hl.scan(nn.Embedding(4, 8), torch.tensor([[1, 2]]))[""].shape == "(1, 2, 8)"
     assert hl.scan(mlp().to(torch.bfloat16), torch.ones(3, 4, dtype=torch.bfloat16))["2"].dtype == "bfloat16"
-
-
-def test_a_row_that_is_not_there_says_what_is_near() -> None:
-    scan = hl.scan(GPT(depth=2), tokens())
-    with pytest.raises(hl.SiteError, match=r"'h.1.mpl'.*did you mean 'h.1.mlp'"):
-        scan["h.1.mpl"]
 
 
 def test_hazards_say_what_goes_wrong_and_what_to_do() -> None:
