@@ -127,11 +127,18 @@ _MODULES = ("callbacks", "compat", "parallel", "points")
 
 
 def __getattr__(name: str) -> _typing.Any:
-    if name in _MODULES:
-        return _importlib.import_module(f"hookline.{name}")
-    if name not in _HOMES:
+    home = f"hookline.{name}" if name in _MODULES else _HOMES.get(name)
+    if home is None:
         raise AttributeError(f"module 'hookline' has no attribute {name!r}")
-    globals()[name] = found = getattr(_importlib.import_module(_HOMES[name]), name)
+    try:
+        module = _importlib.import_module(home)
+    except ModuleNotFoundError as error:
+        if error.name is None or not error.name.startswith("hookline."):
+            raise
+        raise AttributeError(f"module 'hookline' has no attribute {name!r}: {error.name!r} was removed") from error
+    if name in _MODULES:
+        return module
+    globals()[name] = found = getattr(module, name)
     return found
 
 
