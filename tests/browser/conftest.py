@@ -12,6 +12,7 @@ from filelock import FileLock
 
 from tests.browser import example_pages
 from tests.browser.window import Window
+from tests.support.needs import needs
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 QUIET = (
@@ -31,9 +32,9 @@ def browser() -> Iterator[object]:
         pytest.fail("no Chromium is installed, but CI must test the explorer page: see .ci/run")
     if program is None:
         pytest.skip("no Chromium is installed (or name one in HOOKLINE_BROWSER)")
-    from playwright.sync_api import sync_playwright
+    api = needs("playwright.sync_api")
 
-    with sync_playwright() as playwright:
+    with api.sync_playwright() as playwright:
         running = playwright.chromium.launch(executable_path=program, args=list(QUIET))
         yield running
         running.close()

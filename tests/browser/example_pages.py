@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import hookline as hl
-from hookline._cli import demo_command
+from tests.support.needs import needs
 
 SENTENCE = "The cat sat on the mat and looked at the dog that was eating its food"
 TOKENS = [f" {word}" for word in SENTENCE.split()]
@@ -16,11 +16,13 @@ TOKENS = [f" {word}" for word in SENTENCE.split()]
 
 def _language_model() -> tuple[nn.Module, Tensor, Tensor]:
     """Return a GPT-2 of 12 layers, two sentences, and the same with one word changed."""
-    from transformers import GPT2Config, GPT2LMHeadModel
+    transformers = needs("transformers")
 
     torch.manual_seed(0)
     sizes = {"n_embd": 192, "n_layer": 12, "n_head": 12, "vocab_size": 500, "bos_token_id": 0, "eos_token_id": 0}
-    model = GPT2LMHeadModel(GPT2Config(**sizes, initializer_range=0.11, attn_implementation="eager", use_cache=False))
+    model = transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(**sizes, initializer_range=0.11, attn_implementation="eager", use_cache=False)
+    )
     ids = torch.randint(500, (2, len(TOKENS)))
     other = ids.clone()
     other[:, 5] = 11
@@ -43,6 +45,10 @@ def gpt2(to: str | os.PathLike[str]) -> None:
 
 
 def digits(to: str | os.PathLike[str]) -> None:
+    needs("typer")
+    needs("sklearn")
+    from hookline._cli import demo_command
+
     data = demo_command.digits()
     model = demo_command.trained(data, 2)
     demo_command.browse(model, data, demo_command.zero_each_layer(model, data), to)

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.needs import needs
+
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
 REWRITE = bool(os.environ.get("HOOKLINE_IMAGES"))
 SMALL = (72, 45)
@@ -60,6 +62,8 @@ def shrink(path: Path) -> None:
 def difference(one: Path, other: Path) -> float:
     """Return the mean difference of two screenshots, after stretching the lightness of each to 0 to 1."""
     import numpy
+
+    needs("PIL")
     from PIL import Image, ImageOps
 
     small = []
@@ -73,6 +77,7 @@ def difference(one: Path, other: Path) -> float:
 
 @pytest.mark.skipif(REWRITE, reason="the screenshots are being rewritten")
 def test_the_comparison_sees_a_page_that_is_empty_or_another(tmp_path):
+    needs("PIL")
     from PIL import Image
 
     committed = {name: IMAGES / f"explorer-{name}.png" for name in SHOTS}

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.command_line import made, with_pictures
-
 
 @pytest.fixture(scope="session")
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    # A conftest.py can't skip, so what needs packages is imported here.
+    from tests.support.command_line import made, with_pictures
+
     return with_pictures(made(tmp_path_factory.mktemp("original")))
 
 

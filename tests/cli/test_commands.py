@@ -11,8 +11,11 @@ from pathlib import Path
 import pytest
 
 import hookline as hl
-from hookline._cli import commands
-from hookline._cli import main as cli
+from tests.support.needs import needs
+
+needs("typer")
+from hookline._cli import commands  # noqa: E402
+from hookline._cli import main as cli  # noqa: E402
 
 # Runs the command line in a new interpreter, then writes to stderr which of these packages it has imported.
 SLOW = ("torch", "numpy", "safetensors", "transformers", "rich", "pydantic")

@@ -5,8 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hookline._cli.compare_command import pairs_of
 from tests.support.command_line import refused, run, said, told
+from tests.support.needs import needs
+
+needs("typer")
+from hookline._cli.compare_command import pairs_of  # noqa: E402
 
 TEXT = ("--text", "the cat sat")
 FAULTY = """

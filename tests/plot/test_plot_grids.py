@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from matplotlib.figure import Figure
 
 from hookline._plot.plot import plot_grid
 from hookline.errors import HooklineError
-from tests.support.plots import NAN, drawn, labels_of, text_of
+from tests.support.plots import NAN, Figure, drawn, labels_of, text_of
 
 WORDS = ["<bos>", "The", "quick", "fox"]
 

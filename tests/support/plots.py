@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 import hookline as hl
 from tests.support.models import GPT, tokens
+from tests.support.needs import needs
 
-matplotlib = pytest.importorskip("matplotlib")
+matplotlib = needs("matplotlib")
+from matplotlib.figure import Figure  # noqa: E402
+
+__all__ = ["INF", "NAN", "Figure", "captured", "drawn", "labels_of", "text_of"]
 
 NAN, INF = float("nan"), float("inf")
 
