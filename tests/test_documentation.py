@@ -21,7 +21,8 @@ import pytest
 import torch
 
 import hookline
-from tests.support.documentation import blocks, broken_links, links, run_examples, run_page
+from tests.support.documentation import SKIPPED, blocks, broken_links, links, run_examples, run_page
+from tests.support.needs import PACKAGES, skipping_what_is_missing
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -43,6 +44,8 @@ def run_page_by_itself(path: Path) -> None:
         timeout=300,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
     )
+    if done.returncode == SKIPPED:
+        pytest.skip(done.stdout)
     if done.returncode:
         pytest.fail(done.stdout + done.stderr, pytrace=False)
 
@@ -53,9 +56,9 @@ def test_every_example_of_a_page_gives_what_it_shows(path, tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     text = path.read_text(encoding="utf-8")
     needs = [name for names in _NEEDS.findall(text) for name in names.split(", ")]
-    missing = [name for name in needs if importlib.util.find_spec(name) is None]
+    missing = [PACKAGES.get(name, name) for name in needs if importlib.util.find_spec(name) is None]
     if missing:
-        pytest.skip(f"{', '.join(missing)} is not installed")
+        pytest.skip(f"needs {', '.join(missing)}")
     if needs:
         run_page_by_itself(path)
     else:
@@ -70,7 +73,8 @@ def test_every_example_of_the_readme_gives_what_it_shows(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", ["hookline", *MODULES])
 def test_every_example_of_a_docstring_gives_what_it_shows(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    module = importlib.import_module(name)
+    with skipping_what_is_missing():
+        module = importlib.import_module(name)
     for test in doctest.DocTestFinder(exclude_empty=True).find(module, name):
         torch.manual_seed(0)
         run_examples(test)

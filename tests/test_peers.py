@@ -36,7 +36,7 @@ def installed(source: run.Source) -> bool:
 @pytest.mark.parametrize("source", SCRIPTS)
 def test_a_peers_script_still_runs_and_gives_right_values(source: run.Source, tmp_path: Path) -> None:
     if not installed(source):
-        pytest.skip(f"{source.name} is not installed")
+        pytest.skip(f"needs {' and '.join(source.requirements)}")
     kept = str(tmp_path / "result.json")
     command = [sys.executable, str(PEERS / source.script), "--quick", "--skip", "compiled", "--json", kept]
     if source.name not in KNOW_GPT2:
@@ -59,7 +59,7 @@ def test_a_peers_script_still_runs_and_gives_right_values(source: run.Source, tm
 )
 def test_a_peers_sweep_still_runs_and_gives_right_values(source: run.Source, tmp_path: Path) -> None:
     if not installed(source):
-        pytest.skip(f"{source.name} is not installed")
+        pytest.skip(f"needs {' and '.join(source.requirements)}")
     kept = str(tmp_path / "sweep.json")
     command = [sys.executable, str(PEERS / source.script), "--quick", "--only", "sweep", "--json", kept]
     environment = {**os.environ, "PYTHONPATH": str(SOURCE)}

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import hookline as hl
+from tests.support.needs import needs
 from tests.support.quick_python import run_forked
 
 ROOT = Path(__file__).parent.parent
@@ -141,6 +142,7 @@ def test_what_is_built_on_a_client_is_found():
 
 @pytest.mark.parametrize("client", CLIENTS)
 def test_a_client_can_be_deleted(client, tmp_path):
+    needs("typer")
     gone = built_on(client)
     shutil.copytree(SOURCE, tmp_path / "hookline")
     for name in gone:

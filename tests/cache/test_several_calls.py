@@ -483,6 +483,7 @@ def test_statistics_sums_and_scaled_values_are_those_of_every_call() -> None:
 
 
 def test_the_tokens_of_a_generation_can_be_read_from_a_part_of_a_cache() -> None:
+    pytest.importorskip("matplotlib")
     transformers = pytest.importorskip("transformers")
     sizes = {"n_embd": 16, "n_layer": 2, "n_head": 2, "vocab_size": 20, "bos_token_id": 0, "eos_token_id": None}
     model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes)).eval()
@@ -544,6 +545,7 @@ def test_the_tokens_of_one_call_are_those_of_its_site_with_all_calls() -> None:
 
 
 def test_calls_selected_with_gaps_know_their_own_steps() -> None:
+    pytest.importorskip("matplotlib")
     model = nn.Sequential(nn.Embedding(9, 2))
     with hl.capture(model, "0", keep="all") as acts:
         for length in (2, 3, 4, 5):

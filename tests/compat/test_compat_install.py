@@ -183,7 +183,7 @@ print(torchhook.whose)
     assert found[2:] == ["No module named 'nice_hooks'", "theirs"]  # If one name is refused, none is installed.
 
 
-@pytest.mark.skipif(not INSTALLED["tacklebox"], reason="tacklebox is not installed")
+@pytest.mark.skipif(not INSTALLED["tacklebox"], reason="needs tacklebox")
 def test_the_original_itself_is_not_replaced_unless_told(tmp_path):
     code = """
 import hookline

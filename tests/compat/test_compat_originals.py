@@ -90,7 +90,7 @@ manager.cleanup()
 )
 def test_a_program_prints_what_it_prints_under_the_original(name, program, tmp_path):
     if importlib.util.find_spec(name) is None:
-        pytest.skip(f"{name} is not installed")
+        pytest.skip(f"needs {name}")
     theirs, ours = (printed(program.format(package=package), tmp_path) for package in (name, f"hookline.compat.{name}"))
     assert ours == theirs
     assert len(ours.splitlines()) > 10

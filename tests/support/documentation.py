@@ -11,6 +11,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from tests.support.needs import skip_if_missing, skipping_what_is_missing
+
+SKIPPED = 77  # The status of a page that is skipped; it writes the reason.
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _HEADING = re.compile(r"^#{1,6} (.+)$", re.MULTILINE)
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -59,10 +62,18 @@ def broken_links(path: Path) -> list[str]:
     return broken
 
 
+class Runner(doctest.DocTestRunner):
+    """A runner that skips when an example needs a package that is not installed."""
+
+    def report_unexpected_exception(self, out: Any, test: Any, example: Any, exc_info: Any) -> None:
+        skip_if_missing(exc_info[1])
+        super().report_unexpected_exception(out, test, example, exc_info)
+
+
 def run_examples(test: doctest.DocTest) -> None:
     """Run a doctest, and report all its failures in one."""
     failures: list[str] = []
-    doctest.DocTestRunner(verbose=False).run(test, out=failures.append, clear_globs=False)
+    Runner(verbose=False).run(test, out=failures.append, clear_globs=False)
     if failures:
         pytest.fail("".join(failures), pytrace=False)
 
@@ -76,8 +87,13 @@ def run_page(path: Path, text: str) -> None:
             run_examples(test)
             names = test.globs
         else:
-            exec(compile("\n" * line + code, str(path), "exec"), names)
+            with skipping_what_is_missing():
+                exec(compile("\n" * line + code, str(path), "exec"), names)
 
 
 if __name__ == "__main__":
-    run_page(Path(sys.argv[1]), Path(sys.argv[1]).read_text(encoding="utf-8"))
+    try:
+        run_page(Path(sys.argv[1]), Path(sys.argv[1]).read_text(encoding="utf-8"))
+    except pytest.skip.Exception as skipped:
+        sys.stdout.write(str(skipped))
+        sys.exit(SKIPPED)
