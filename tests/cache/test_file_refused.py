@@ -16,24 +16,17 @@ import safetensors
 import safetensors.torch
 import torch
 
-from hookline._cache import file as files
+import hookline as hl
+from hookline._kernel import read_file, write_file
 from hookline.errors import StoreError
-from tests.support.cache_files import same
+from tests.support.cache_files import FORMAT, forge, same
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf")
 
 
-def forge(path: Path, tensors: list[Any], sites: list[Any], data: bytes = b"", **more: Any) -> None:
-    """Write a file with a hostile manifest and correct checksums."""
-    header = files._header({"format": files._format("cache"), "tensors": tensors, "sites": sites, **more})
-    path.write_bytes(header + data)
-
-
 @pytest.fixture
 def small(path: Path) -> bytes:
-    files.write_file(
-        path, {"h.3": [(torch.arange(5.0), None)], "h.4:input": [torch.zeros(2, 2, dtype=torch.bool), 1.5]}
-    )
+    write_file(path, {"h.3": [(torch.arange(5.0), None)], "h.4:input": [torch.zeros(2, 2, dtype=torch.bool), 1.5]})
     return path.read_bytes()
 
 
@@ -41,7 +34,7 @@ def test_a_file_cut_short_anywhere_is_refused(path: Path, small: bytes) -> None:
     for length in range(len(small)):
         path.write_bytes(small[:length])
         with pytest.raises(StoreError, match=r"acts\.safetensors"):
-            files.read_file(path)
+            read_file(path)
 
 
 @pytest.mark.parametrize("mask", [0x01, 0x02, 0x20, 0x80, 0xFF])
@@ -49,30 +42,30 @@ def test_a_file_with_any_byte_changed_is_refused(path: Path, small: bytes, mask:
     for position in range(len(small)):
         path.write_bytes(small[:position] + bytes([small[position] ^ mask]) + small[position + 1 :])
         with pytest.raises(StoreError, match=r"acts\.safetensors"):
-            files.read_file(path)
+            read_file(path)
 
 
 def test_a_file_with_bytes_added_or_swapped_is_refused(path: Path, small: bytes) -> None:
     for changed in (small + b"\0", b"\0" + small, small + small, small[:-4] + small[-2:] + small[-4:-2] + b"\1"):
         path.write_bytes(changed)
         with pytest.raises(StoreError, match=r"acts\.safetensors"):
-            files.read_file(path)
+            read_file(path)
 
 
 def test_another_programs_safetensors_file_says_how_to_read_it(path: Path) -> None:
     for metadata in (None, {"format": "pt"}):
         safetensors.torch.save_file({"x": torch.ones(2)}, path, metadata=metadata)
         with pytest.raises(StoreError, match=r"not from hookline.*safetensors\.torch\.load_file"):
-            files.read_file(path)
+            read_file(path)
 
 
 def test_a_file_rewritten_by_another_program_is_refused(path: Path) -> None:
-    files.write_file(path, {"h": [torch.ones(2), torch.zeros(3)]})
+    write_file(path, {"h": [torch.ones(2), torch.zeros(3)]})
     with safetensors.safe_open(path, framework="pt") as file:
         metadata, tensors = file.metadata(), {name: file.get_tensor(name) + 1 for name in file.keys()}  # noqa: SIM118
     safetensors.torch.save_file(tensors, path, metadata=metadata)
     with pytest.raises(StoreError, match="damaged"):
-        files.read_file(path)
+        read_file(path)
 
 
 class Bomb:
@@ -93,7 +86,7 @@ def test_a_pickle_is_never_executed(path: Path, tmp_path: Path) -> None:
     for content in (archive.getvalue(), legacy.getvalue(), *pickles):
         path.write_bytes(content)
         with pytest.raises(StoreError, match=r"no pickle is ever opened.*torch\.load\(path, weights_only=True\)"):
-            files.read_file(path)
+            read_file(path)
     assert not bomb.target.exists()
     pickle.loads(pickles[-1])
     assert bomb.target.exists(), "loading the pickle ran no code, so the test shows nothing"
@@ -101,21 +94,21 @@ def test_a_pickle_is_never_executed(path: Path, tmp_path: Path) -> None:
 
 def test_what_is_no_file_is_said(path: Path, tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"acts\.safetensors.*No such file"):
-        files.read_file(path)
+        read_file(path)
     with pytest.raises(StoreError, match="not a regular file"):
-        files.read_file(tmp_path)
+        read_file(tmp_path)
     with pytest.raises(StoreError, match="not a regular file"):
-        files.read_file("/dev/zero")
+        read_file("/dev/zero")
     os.mkfifo(path)
     with pytest.raises(StoreError, match="not a regular file"):
-        files.read_file(path)
+        read_file(path)
 
 
 @pytest.mark.parametrize("content", [b"", b"\0" * 100, b"\xff" * 100, b"{}", b"\x02" + b"\0" * 7 + b"{}", b"x" * 5000])
 def test_content_of_another_kind_is_refused(path: Path, content: bytes) -> None:
     path.write_bytes(content)
     with pytest.raises(StoreError, match=r"acts\.safetensors"):
-        files.read_file(path)
+        read_file(path)
 
 
 @pytest.mark.parametrize(
@@ -124,7 +117,7 @@ def test_content_of_another_kind_is_refused(path: Path, content: bytes) -> None:
 def test_an_absurd_header_is_refused(path: Path, text: bytes) -> None:
     path.write_bytes(len(text).to_bytes(8, "little") + text)
     with pytest.raises(StoreError, match=r"acts\.safetensors"):
-        files.read_file(path)
+        read_file(path)
 
 
 NOTE = [f"{zlib.crc32(bytes(4)):08x}", "torch.float32", [1]]
@@ -165,77 +158,69 @@ TENSOR = ["tensor", 0, 0]
     ],
 )  # fmt: skip
 def test_a_hostile_manifest_is_refused(path: Path, tensors: Any, sites: Any, data: bytes) -> None:
-    try:
-        forge(path, tensors, sites, data)
-    except (ValueError, TypeError, KeyError):  # `_header` can't lay it out: write the manifest directly.
-        manifest = json.dumps({"format": files._format("cache"), "tensors": tensors, "sites": sites})
-        text = json.dumps(
-            {"__metadata__": {"hookline": manifest, "checksum": f"{zlib.crc32(manifest.encode()):08x}"}},
-            separators=(",", ":"),
-        )
-        path.write_bytes(len(text).to_bytes(8, "little") + text.encode() + data)
+    forge(path, tensors, sites, data)
     with pytest.raises(StoreError, match=r"acts\.safetensors.*(damaged|too long)"):
-        files.read_file(path)
+        read_file(path)
 
 
 @pytest.mark.parametrize("gaps", [{"h": 1}, "h", [1], ["i"], [["h"]], 5], ids=str)
 def test_a_hostile_list_of_sites_with_gaps_is_refused(path: Path, gaps: Any) -> None:
     forge(path, [NOTE], [["h", [TENSOR]]], bytes(4), gaps=gaps)
     with pytest.raises(StoreError, match=r"acts\.safetensors.*damaged"):
-        files.read_cache(path)
+        hl.Cache.load(path)
     forge(path, [NOTE], [["h", [TENSOR]]], bytes(4), gaps=["h"])
-    assert files.read_cache(path)[1] == ["h"]
+    with pytest.raises(hl.HooklineError, match="'h' has one call here, and others were not kept"):
+        hl.Cache.load(path).cat("h")
 
 
 def test_the_forger_of_these_tests_can_forge(path: Path) -> None:
     forge(path, [NOTE], [["h", [TENSOR]]], bytes(4))
-    assert same(files.read_file(path), {"h": [torch.zeros(1)]})
+    assert same(read_file(path), {"h": [torch.zeros(1)]})
 
 
 def test_names_in_a_hostile_record_reach_nothing(path: Path) -> None:
     names = ["__class__", "_fields", "x y", "class", "x=print(1)", "ﬁ", "fi", "", "a"]
     forge(path, [], [["h", [["record", "R", ["tuple", "__new__"], "a", 1], ["record", "R;", ["tuple"], "b", 2]]]])
-    assert files.read_file(path) == {"h": [{"a": 1}, {"b": 2}]}
+    assert read_file(path) == {"h": [{"a": 1}, {"b": 2}]}
     parts = [part for name in names for part in (name, 1)]
     forge(path, [], [["h", [["record", "R", ["tuple"], *parts], ["record", "R", ["tuple"], "ﬁ", 1, "fi", 2]]]])
-    assert files.read_file(path) == {"h": [dict.fromkeys(names, 1), {"ﬁ": 1, "fi": 2}]}
+    assert read_file(path) == {"h": [dict.fromkeys(names, 1), {"ﬁ": 1, "fi": 2}]}
 
 
 def test_a_header_with_overlapping_tensors_is_refused(path: Path) -> None:
-    files.write_file(path, {"h": [torch.zeros(2), torch.ones(2)]})
+    write_file(path, {"h": [torch.zeros(2), torch.ones(2)]})
     content = path.read_bytes()
     changed = content.replace(b'"data_offsets":[8,16]', b'"data_offsets":[0,8] ')
     assert changed != content
     path.write_bytes(changed)
     with pytest.raises(StoreError, match="damaged"):
-        files.read_file(path)
+        read_file(path)
 
 
 def test_a_file_of_a_later_version_says_to_update(path: Path) -> None:
-    header = files._header({"format": ["hookline cache", 2], "tensors": [], "sites": []})
-    path.write_bytes(header)
+    forge(path, [], [], format=[FORMAT[0], 2])
     with pytest.raises(StoreError, match=r"\['hookline cache', 2\].*update hookline"):
-        files.read_file(path)
+        read_file(path)
 
 
 def test_a_changed_version_is_damage_and_no_later_one(path: Path) -> None:
-    files.write_file(path, {"h": [torch.zeros(2)]})
+    write_file(path, {"h": [torch.zeros(2)]})
     content = path.read_bytes()
     changed = content.replace(b'cache\\",1]', b'cache\\",3]')
     assert changed != content
     path.write_bytes(changed)
     with pytest.raises(StoreError, match="is damaged: its header does not fit its checksum; save it again"):
-        files.read_file(path)
+        read_file(path)
 
 
 def test_a_huge_claim_is_refused_before_anything_is_allocated(path: Path) -> None:
     forge(path, [["00000000", "torch.float32", [1 << 40]]], [["h", [TENSOR]]])
     started = time.perf_counter()
     with pytest.raises(StoreError, match="cut short"):
-        files.read_file(path)
+        read_file(path)
     path.write_bytes((1 << 40).to_bytes(8, "little") + b"{" * 100)
     with pytest.raises(StoreError, match="cut short"):
-        files.read_file(path)
+        read_file(path)
     assert time.perf_counter() - started < 5
 
 
@@ -245,7 +230,6 @@ def test_a_cache_of_a_hundred_thousand_sites_is_read_and_one_of_millions_of_valu
     nodes = [[site, [["tensor", number, 0]]] for number, (site, _) in enumerate(many)]
     forge(path, tensors, nodes)
     assert path.stat().st_size > 10_000_000
-    with open(path, "rb") as file:
-        assert len(files._manifest(file, path.stat().st_size, "cache")[0]["sites"]) == 100_000
+    assert len(read_file(path)) == 100_000
     with pytest.raises(StoreError, match="too many values for one file"):
-        files.write_file(path, {"h": [[0] * 4_000_000]}, overwrite=True)
+        write_file(path, {"h": [[0] * 4_000_000]}, overwrite=True)

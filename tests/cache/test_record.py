@@ -1,8 +1,9 @@
-"""The record of one site: how many calls it holds, in which order, and whether they are still valid."""
+"""The values kept of one site: how many calls, in which order, and whether they are still valid."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -11,149 +12,110 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import hookline as hl
-from hookline._cache.record import EMPTY, Guarded, Lost, Record
-from hookline._open_blocks import Session
-from hookline._sites.language import Site
 
-SITE = Site("h.0")
+CALLS = st.recursive(st.just(()), lambda inside: st.lists(inside, max_size=3).map(tuple), max_leaves=6)
 
 
-def filled(keep: int | None, stamps: list[int], forward: int = 0) -> Record:
-    record = Record(SITE, keep)
-    for stamp in stamps:
-        record.put(f"call {stamp}", stamp, forward)
-    return record
+class Recursive(nn.Module):
+    """A module that calls itself for each item of a nested tuple, and returns the number of the call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, inside: tuple[Any, ...]) -> Tensor:
+        number = self.calls
+        self.calls += 1
+        for one in inside:
+            self(one)
+        return torch.tensor(number)
 
 
-@settings(deadline=None)
-@given(st.lists(st.integers(0, 1000), unique=True, min_size=1), st.none() | st.integers(1, 5))
-def test_the_latest_calls_are_kept_in_the_order_in_which_they_began(stamps: list[int], keep: int | None) -> None:
-    record = filled(keep, stamps)
-    expected = [f"call {stamp}" for stamp in sorted(stamps)]
-    assert list(record.each()) == (expected if keep is None else expected[-keep:])
-    assert record.latest() == expected[-1]
-    assert record.count == len(stamps)
+@pytest.mark.filterwarnings("ignore:'' fired several times")
+@settings(deadline=None, max_examples=50)
+@given(st.lists(CALLS, min_size=1, max_size=3), st.sampled_from(["last", "all", 1, 2, 5]))
+def test_the_latest_calls_are_kept_in_the_order_in_which_they_began(runs: list[Any], keep: str | int) -> None:
+    model = Recursive()
+    with hl.capture(model, "", keep=keep) as acts:
+        for inside in runs:
+            model(inside)
+    most = {"last": 1, "all": model.calls}.get(keep, keep)  # type: ignore[call-overload]
+    assert acts.calls("") == [*range(model.calls)][-most:]
+    assert acts[""] == model.calls - 1
 
 
-def test_a_recursive_call_that_ends_first_does_not_become_the_latest() -> None:
-    record = Record(SITE)
-    record.put("inner", 5, 0)
-    record.put("outer", 3, 0)
-    assert record.latest() == "inner"
+class Twice(nn.Module):
+    """A model that runs its layer several times in a forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Identity()
+
+    def forward(self, *values: float) -> None:
+        for value in values:
+            self.layer(value)
 
 
-def test_calls_that_began_together_can_be_dropped_without_comparing_their_tensors() -> None:
-    record = Record(SITE, 2)
-    for _ in range(4):
-        record.put(torch.ones(2), (1, 1), 0)
-    assert len(list(record.each())) == 2
+@pytest.mark.parametrize(("keep", "warns"), [("last", True), (1, True), (2, False), ("all", False)])
+def test_several_calls_in_one_forward_warn_when_only_the_latest_is_kept(keep: str | int, warns: bool) -> None:
+    model = Twice()
+    with hl.capture(model, "layer", keep=keep) as acts:
+        model(1.0)
+        model(2.0)
+        assert acts["layer"] == 2.0
+        model(3.0, 4.0)
+        if warns:
+            with pytest.warns(hl.HooklineWarning, match="'layer' fired several times in one forward"):
+                assert acts["layer"] == 4.0
+        assert acts["layer"] == 4.0
 
 
-def test_an_empty_record_has_no_calls() -> None:
-    record = Record(SITE)
-    assert record.value is EMPTY
-    assert list(record.each()) == []
+@pytest.mark.parametrize("keep", ["last", 3, "all"])
+def test_a_cleared_cache_is_like_a_new_one(keep: str | int) -> None:
+    model = Twice()
+    with hl.capture(model, "layer", keep=keep) as acts:
+        model(1.0, 2.0)
+        acts.clear()
+        assert len(acts) == 0
+        assert acts.calls("layer") == []
+        assert "layer" not in acts
+        model(3.0)
+        assert acts["layer"] == 3.0
+    assert acts.calls("layer") == [3.0]
 
 
-@pytest.mark.parametrize(("forwards", "warns"), [([1, 1], True), ([1, 2], False), ([0, 0], False)])
-def test_several_calls_in_one_forward_warn_when_only_the_latest_is_kept(forwards: list[int], warns: bool) -> None:
-    record = Record(SITE)
-    for stamp, forward in enumerate(forwards):
-        record.put(stamp, stamp, forward)
-    if warns:
-        with pytest.warns(hl.HooklineWarning, match="'h.0' fired several times in one forward"):
-            record.latest()
-    assert record.latest() == 1
-
-
-def test_several_calls_in_one_forward_are_nothing_to_warn_of_when_all_are_kept() -> None:
-    assert filled(None, [1, 2, 3], forward=1).latest() == "call 3"
-    assert list(filled(2, [1, 2, 3], forward=1).each()) == ["call 2", "call 3"]
-
-
-@pytest.mark.parametrize("keep", [1, 3, None])
-def test_a_cleared_record_is_like_a_new_one(keep: int | None) -> None:
-    record = filled(keep, [5, 6], forward=1)
-    record.clear()
-    assert list(record.each()) == []
-    assert (record.count, record.order, record.value is EMPTY) == (0, 0, True)
-    record.put("again", 1, 1)
-    assert record.latest() == "again"
-
-
-def test_records_do_not_share_their_calls() -> None:
-    one, other = filled(None, [1]), Record(SITE, None)
-    assert list(other.each()) == []
-    assert list(one.each()) == ["call 1"]
+def captured(keep: str = "last", **options: Any) -> tuple[hl.Cache, list[Tensor]]:
+    """Capture the output of a layer in two forwards, and return it with what the model returned."""
+    model = nn.Sequential(nn.ReLU())
+    with torch.no_grad(), hl.capture(model, "0", keep=keep, **options) as acts:
+        outputs = [model(torch.ones(2)), model(torch.ones(2))]
+    return acts, outputs
 
 
 def test_a_reference_is_read_until_somebody_writes_to_it() -> None:
-    source = torch.ones(2)
-    guarded = Guarded(source, [(source, source._version, None)])
-    assert guarded.read(SITE) is source
-    source.add_(1)
-    with pytest.raises(hl.StaleValue, match=r"'h.0' was overwritten in place .*\(version 0, now 1\); .*clone=True"):
-        guarded.read(SITE)
+    acts, outputs = captured(clone=False)
+    assert acts["0"].data_ptr() == outputs[1].data_ptr()
+    outputs[1].add_(1)
+    with pytest.raises(hl.StaleValue, match=r"'0' was overwritten in place .*\(version 0, now 1\); .*clone=True"):
+        acts["0"]
 
 
-def test_a_copy_on_write_is_stale_only_while_it_still_shares_its_memory() -> None:
-    source = torch.ones(2)
-    apart = torch._lazy_clone(source)
-    guarded = Guarded(apart, [(source, source._version, apart)])
-    source.add_(1)  # The write moves `source` to new memory; the captured value is unchanged.
-    assert guarded.read(SITE).tolist() == [1.0, 1.0]
-    together = source.detach()
-    guarded = Guarded(together, [(source, source._version, together)])
-    source.add_(1)
-    with pytest.raises(hl.StaleValue, match=r"'h.0'"):
-        guarded.read(SITE)
+@pytest.mark.parametrize("write", [lambda x: x.add_(1), lambda x: x.copy_(x), lambda x: x.unsqueeze_(0)])
+def test_what_was_captured_stays_as_it_was_when_the_models_own_value_is_overwritten(
+    write: Callable[[Tensor], object],
+) -> None:
+    acts, outputs = captured()
+    write(outputs[1])
+    assert acts["0"].tolist() == [1.0, 1.0]
 
 
-@pytest.mark.parametrize("count", [lambda x: x.copy_(x), lambda x: x.unsqueeze_(0)], ids=["copy_", "unsqueeze_"])
-def test_a_counted_write_that_made_no_copy_is_not_called_an_overwrite(count: Callable[[Tensor], object]) -> None:
-    source = torch.ones(2)
-    kept = torch._lazy_clone(source)
-    held = Guarded(kept, [(source.detach(), source._version, kept)])
-    count(source)  # Looks the same as a foreach function on CUDA, which does write.
-    with pytest.raises(hl.StaleValue, match=r"'h.0' may have been overwritten .*x.copy_\(x\).*clone=True"):
-        held.read(SITE)
-
-
-def test_a_guarded_value_is_checked_in_every_call_that_is_listed() -> None:
-    source = torch.ones(2)
-    record = Record(SITE, None)
-    record.put(Guarded(source, [(source, source._version, None)]), 1, 0)
-    record.put("later", 2, 0)
-    assert len(list(record.each())) == 2
-    source.zero_()
+def test_each_call_that_is_listed_is_checked() -> None:
+    acts, outputs = captured("all", clone=False)
+    assert len(acts.calls("0")) == 2
+    outputs[0].zero_()
     with pytest.raises(hl.StaleValue):
-        list(record.each())
-    assert record.latest() == "later"
-
-
-def test_a_value_that_is_lost_keeps_its_shape_and_says_why_it_can_not_be_read() -> None:
-    record = Record(SITE)
-    record.put(Lost((torch.ones(2, 3), "kept")), 0, 0)
-    for read in (record.latest, lambda: list(record.each())):
-        with pytest.raises(hl.StaleValue, match="'h.0' is gone: it was in the memory of a CUDA graph"):
-            read()
-    shape, text = record.peek()
-    assert shape.shape == (2, 3)
-    assert shape.is_meta
-    assert text == "kept"
-
-
-def test_a_session_counts_the_forwards_that_ran_to_their_end_since_it_was_restarted() -> None:
-    session = Session()
-    assert not session.any_forward
-    session.forwards += 1
-    assert session.any_forward
-    session.fail(ValueError())
-    assert not session.any_forward
-    session.forwards += 1
-    assert session.any_forward
-    session.restart()
-    assert not session.any_forward
+        acts.calls("0")
+    assert acts["0"].tolist() == [1.0, 1.0]
 
 
 def test_hooks_can_not_be_added_to_a_short_form_that_is_open() -> None:

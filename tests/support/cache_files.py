@@ -1,18 +1,61 @@
-"""Files of caches: compare values bit for bit, and list the files that a writer left behind."""
+"""Files of caches: write one byte by byte, compare values bit for bit, list the files that a writer left behind.
+
+The format of a file is written down here a second time, so that a change of it is noticed.
+"""
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import struct
+import zlib
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from hookline._cache import file as files
 from tests.support.states import bits
 
-TEMPORARY = files._TEMPORARY
+FORMAT = ["hookline cache", 1]
+TEMPORARY = ".hookline-temporary"  # How the names of files end that are still being written.
+# How the dtypes are called in a safetensors file. Complex numbers are stored as pairs, and any other float of one byte
+# as a byte. Some are missing in older versions of torch.
+_NAMES = """
+    float64 F64  float32 F32  float16 F16  bfloat16 BF16  float8_e4m3fn F8_E4M3  float8_e5m2 F8_E5M2
+    int64 I64  int32 I32  int16 I16  int8 I8  uint64 U64  uint32 U32  uint16 U16  uint8 U8  bool BOOL
+    complex128 F64  complex64 F32  complex32 F16
+    float8_e5m2fnuz U8  float8_e4m3fnuz U8  float8_e8m0fnu U8  float4_e2m1fn_x2 U8
+""".split()
+NAMES = {
+    getattr(torch, name): stored for name, stored in zip(_NAMES[::2], _NAMES[1::2], strict=True) if hasattr(torch, name)
+}
+DTYPES = list(NAMES)  # The dtypes that a file can hold.
+
+
+def forge(path: Path, tensors: list[Any], sites: list[Any], data: bytes = b"", **more: Any) -> None:
+    """Write a file with any manifest and correct checksums; without the tensors' places if they can't be laid out."""
+    manifest = json.dumps({"format": FORMAT, "tensors": tensors, "sites": sites, **more}, separators=(",", ":"))
+    checksum = f"{zlib.crc32(manifest.encode()):08x}"
+    header: dict[str, Any] = {"__metadata__": {"hookline": manifest, "checksum": checksum}}
+    with suppress(AttributeError, TypeError, KeyError):  # The manifest may be no list of tensors.
+        header |= _places(tensors)
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data)
+
+
+def _places(tensors: list[Any]) -> dict[str, Any]:
+    """Return where each tensor is in the data: those with the largest elements come first."""
+    found, end = {}, 0
+    dtypes = [getattr(torch, str(note[1]).removeprefix("torch.")) for note in tensors]
+    for index in sorted(range(len(tensors)), key=lambda index: -dtypes[index].to_real().itemsize):
+        dtype, shape = dtypes[index], tensors[index][2]
+        begin, end = end, end + math.prod(shape) * dtype.itemsize
+        pairs = [2] if dtype.is_complex else []
+        found[str(index)] = {"dtype": NAMES[dtype], "shape": shape + pairs, "data_offsets": [begin, end]}
+    return found
 
 
 def same(left: Any, right: Any) -> bool:
