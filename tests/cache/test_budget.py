@@ -12,21 +12,7 @@ from torch.distributions import Normal
 from torch.nn import functional as F
 
 import hookline as hl
-from hookline._cache.record import Guarded
-from hookline._torch import saving_hooks
-from tests.support.cache_budgets import (
-    VALUE,
-    Echo,
-    Step,
-    agree,
-    budget_of,
-    bytes_in,
-    is_on_disk,
-    kept_in,
-    model_of,
-    paths_of,
-    x,
-)
+from tests.support.cache_budgets import VALUE, Echo, Step, agree, bytes_at, bytes_in, files, model_of, on_disk, x
 
 pytestmark = [
     pytest.mark.usefixtures("nothing_stays_on_disk"),
@@ -143,12 +129,14 @@ class TestRefusing:
 class TestCounting:
     @pytest.mark.parametrize("options", [{}, {"clone": False}, {"clone": True}], ids=str)
     def test_what_is_counted_is_what_is_there(self, options):
-        hooks = hl.Hooks(model := model_of())
-        hooks.capture("*", keep=2, limit="1 GB", **options)
-        for _ in range(3):
-            model(x)
-        assert budget_of(hooks).held == 8 * VALUE
-        hooks.remove()
+        def run(limit: int) -> None:
+            with hl.capture(model := model_of(), "*", keep=2, limit=limit, **options):
+                for _ in range(3):
+                    model(x)
+
+        run(8 * VALUE)
+        with pytest.raises(hl.CacheFull):
+            run(8 * VALUE - 1)
 
     @pytest.mark.parametrize(
         "with_gradients",
@@ -157,21 +145,23 @@ class TestCounting:
             pytest.param(
                 True,
                 marks=pytest.mark.skipif(
-                    saving_hooks(True) is True, reason="before torch 2.5, what autograd saves is copied at once"
+                    torch.__version__ < "2.5", reason="before torch 2.5, what autograd saves is copied at once"
                 ),
             ),
         ],
     )
     def test_memory_that_several_places_share_counts_once(self, with_gradients):
-        hooks = hl.Hooks(model := model_of())
         # The input of each layer is the output of the one before.
-        acts = hooks.capture("*", "*:input", limit=5 * VALUE)
+        model, where = model_of(), ("*", "*:input")
         with torch.set_grad_enabled(with_gradients):
-            model(x)
-        assert (budget_of(hooks).held, len(acts)) == (5 * VALUE, 8)
-        hooks.remove()
+            with hl.capture(model, *where, limit=5 * VALUE) as acts:
+                model(x)
+            with pytest.raises(hl.CacheFull), hl.capture(model, *where, limit=5 * VALUE - 1):
+                model(x)
+        assert len(acts) == 8
 
-    def test_a_part_of_a_tensor_holds_all_of_it_unless_it_was_copied(self):
+    @pytest.mark.parametrize(("clone", "alone"), [(False, VALUE), (None, VALUE // 2), (True, VALUE // 2)])
+    def test_a_part_of_a_tensor_holds_all_of_it_unless_it_was_copied(self, clone, alone):
         class Split(nn.Module):
             def __init__(self) -> None:
                 super().__init__()
@@ -181,17 +171,13 @@ class TestCounting:
                 left, right = (value + 0).chunk(2, dim=-1)
                 return self.left(left) + self.right(right)
 
-        for options, bytes_held in [({"clone": False}, VALUE), ({}, VALUE), ({"clone": True}, VALUE)]:
-            hooks = hl.Hooks(model := Split())
-            hooks.capture("left", "right", limit="1 kB", **options)
-            model(x)
-            assert budget_of(hooks).held == bytes_held
-            hooks.at("left").remove()
-            hooks.cache._find("left").clear()
-            model(x)
-            # A small value that shares memory with others is copied at once.
-            assert budget_of(hooks).held == (VALUE if options.get("clone") is False else VALUE // 2)
-            hooks.remove()
+        model = Split()
+        # A small value that shares memory with others is copied at once.
+        for where, bytes_held in ((["left", "right"], VALUE), (["right"], alone)):
+            with hl.capture(model, *where, limit=bytes_held, clone=clone):
+                model(x)
+            with pytest.raises(hl.CacheFull), hl.capture(model, *where, limit=bytes_held - 1, clone=clone):
+                model(x)
 
     @pytest.mark.parametrize(
         ("value", "expected"),
@@ -208,7 +194,6 @@ class TestCounting:
             (torch.ones(1000, device="meta"), 0),
             (Normal(torch.zeros(2), torch.ones(2)), 16),
             (torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), 20),
-            (Guarded(torch.ones(3), []), 12),
             (None, 0),
         ],
         ids=lambda value: type(value).__name__,
@@ -222,15 +207,14 @@ class TestCounting:
         assert bytes_in(TwoTensor(torch.ones(3), torch.ones(3))) == 24
 
     def test_what_the_user_writes_into_what_is_kept_moves_it_and_the_count_is_right_in_the_end(self):
-        hooks = hl.Hooks(model := Echo())
-        acts = hooks.capture("at.*", limit="1 kB")
-        for size in (10, 20, 30):
-            model(torch.ones(size))
-            acts["at.0"].add_(1)  # The write moves it to new memory, and a later value may get the old.
-            model(torch.ones(size), 1)
-        acts.clear()
-        assert budget_of(hooks).held == 0
-        hooks.remove()
+        with hl.capture(model := Echo(), "at.{0,1}", limit=400) as acts:
+            for size in (10, 20, 30):
+                model(torch.ones(size))
+                acts["at.0"].add_(1)  # The write moves it to new memory, and a later value may get the old.
+                model(torch.ones(size), 1)
+            acts.clear()
+            model(torch.ones(100))
+        assert bytes_at(acts) == (400, 0)
 
     def test_what_one_cache_has_selected_counts_as_long_as_it_is_there(self):
         hooks = hl.Hooks(model := model_of())
@@ -238,7 +222,7 @@ class TestCounting:
         model(x)
         chosen = acts.select("0")
         model(x + 1)
-        assert sum(map(is_on_disk, kept_in(chosen))) == 1
+        assert on_disk(chosen) == ["0"]
         assert chosen["0"].equal(model[0](x))
         hooks.remove()
 
@@ -252,7 +236,7 @@ class TestWhatACacheDoes:
                 model(x)
                 model(x * 2)
             caches.append(acts)
-        assert sum(map(is_on_disk, kept_in(caches[0]))) == 7
+        assert bytes_at(caches[0]) == (VALUE, 7 * VALUE)
         return caches[0], caches[1]
 
     def test_everything_works_on_what_is_on_disk(self):
@@ -288,12 +272,13 @@ class TestWhatACacheDoes:
     def test_a_copy_shares_the_files_and_a_pickle_needs_none(self):
         acts, expected = self.pair()
         copied, shallow, pickled = copy.deepcopy(acts), copy.copy(acts), pickle.dumps(acts)
-        assert paths_of(copied) == paths_of(acts)
+        assert len(files()) == 7
         acts.clear()
         assert len(shallow) == 0
         assert agree(copied, expected)
+        del copied
+        assert not files()
         assert agree(pickle.loads(pickled), expected)
-        assert not kept_in(pickle.loads(pickled))
 
     def test_a_copy_of_what_is_in_memory_is_a_copy(self):
         acts, _ = self.pair()
@@ -303,7 +288,7 @@ class TestWhatACacheDoes:
 
     def test_describing_it_reads_nothing(self):
         acts, expected = self.pair()
-        for path in paths_of(acts):
+        for path in files():
             path.unlink()
         assert repr(acts).splitlines()[1:] == repr(expected).splitlines()[1:]
 

@@ -4,101 +4,126 @@ from __future__ import annotations
 
 import copy
 import pickle
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import hookline as hl
-from hookline._cache.token_pieces import Piece, Pieces, given_tokens
-from hookline._values.tokens import Chosen, Tokens
 from hookline.errors import EditError, HooklineError
 
-SITE = hl.Site("h")
-SOME = Tokens("", None, (0, 4, None))
+
+class Told(nn.Module):
+    """A model that is given the index of each token beside the values at the tokens, and returns the values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.h = nn.Identity()
+        hl.tell_tokens(self, lambda indices, value: torch.as_tensor(indices))
+
+    def forward(self, indices: Any, value: Tensor) -> Tensor:
+        return self.h(value)
 
 
 def value(rows: int, columns: int, start: int = 0) -> Tensor:
     return (torch.arange(columns) + start).expand(rows, columns)[..., None] + torch.arange(rows)[:, None, None] * 10.0
 
 
+def of_indices(*indices: list[int]) -> Tensor:
+    """Return a value whose elements tell their row and the index of their token."""
+    return torch.tensor(indices)[..., None] + torch.arange(len(indices))[:, None, None] * 10.0
+
+
+def pieces(site: str, *calls: list[list[int]]) -> hl.Cache:
+    """Capture a site of a model that is given its tokens in several calls, each with the indices of each row."""
+    model = Told()
+    with hl.capture(model, site) as acts:
+        for indices in calls:
+            model(indices, of_indices(*indices))
+    return acts
+
+
 def test_pieces_are_joined_in_their_order():
-    pieces = Pieces(1, SOME, 1, [Piece(value(2, 3), None, range(3))])
-    pieces.add(Piece(value(2, 1, 3), None, range(3, 4)))
-    assert pieces.read(SITE)[..., 0].tolist() == [[0, 1, 2, 3], [10, 11, 12, 13]]
-    assert pieces.peek().equal(pieces.read(SITE))
+    acts = pieces("h[:, @:4]", [[0, 1, 2]] * 2, [[3]] * 2)
+    assert acts["h[:, @:4]"][..., 0].tolist() == [[0, 1, 2, 3], [10, 11, 12, 13]]
+    assert "(2, 4, 1)" in repr(acts)
 
 
 def test_a_token_that_comes_again_has_its_last_value():
-    pieces = Pieces(1, SOME, 1, [Piece(value(2, 2), None, range(2))])
-    pieces.add(Piece(value(2, 3, 5), None, range(3)))
-    assert len(pieces.pieces) == 1
-    assert pieces.read(SITE)[..., 0].tolist() == [[5, 6, 7], [15, 16, 17]]
-    pieces.add(Piece(value(2, 2, 8), None, range(2, 4)))
-    assert pieces.read(SITE)[..., 0].tolist() == [[5, 6, 8, 9], [15, 16, 18, 19]]
+    model, ids = nn.Sequential(nn.Embedding(9, 4), nn.Identity()), torch.arange(8).view(2, 4)
+    added = torch.zeros(())
+    with hl.edit(model, "0", lambda output: output + added), hl.capture(model, "1[:, @1:4]") as acts:
+        model(ids[:, :2])
+        added.add_(100)
+        model(ids[:, :3])
+        added.add_(100)
+        output = model(ids)
+    assert acts["1[:, @1:4]"].equal(output[:, 1:])
 
 
 def test_rows_that_have_their_tokens_in_different_calls_are_put_together():
-    first = Piece(value(1, 2), (1,), ((0, 1),), 2)
-    second = Piece(value(1, 2, 4), (0,), ((0, 1),), 2)
-    assert Pieces(1, SOME, 1, [first, second]).read(SITE)[..., 0].tolist() == [[4, 5], [0, 1]]
-    one = Tokens("rows", 0, rows=((7,), (3,)))
-    pieces = Pieces(
-        1, one, 1, [Piece(torch.tensor([[3.0]]), (1,), ((0,),), 2), Piece(torch.tensor([[7.0]]), (0,), ((0,),), 2)]
-    )
-    assert pieces.read(SITE).tolist() == [[7], [3]]
+    calls = [[-1, 0], [0, 1]], [[1], [2]]
+    assert pieces("h[:, @:2]", *calls)["h[:, @:2]"][..., 0].tolist() == [[0, 1], [10, 11]]
+    site = f"h{hl.tokens([1, 0])}"
+    assert pieces(site, *calls)[site].tolist() == [[1], [10]]
 
 
 @pytest.mark.parametrize("row", [0, 1])
 def test_rows_with_different_numbers_of_tokens_make_no_tensor(row):
-    pieces = Pieces(1, SOME, 1, [Piece(value(1, 2), (row,), ((0, 1),), 2)])
-    with pytest.raises(HooklineError, match=r"'h': the rows have [02], [02] of these tokens, .* as in '@prompt\[-1\]'"):
-        pieces.read(SITE)
-    assert [tensor.shape for tensor in pieces.peek()] == [(1, 2, 1)]
-    copied = pickle.loads(pickle.dumps(pieces))
-    assert [tensor.shape for tensor in copied.peek()] == [(1, 2, 1)]
+    indices = [[-1, -1], [-1, -1]]
+    indices[row] = [0, 1]
+    acts = pieces("h[:, @:4]", indices)
+    message = r"'h\[:, @:4\]': the rows have [02], [02] of these tokens, .* as in '@prompt\[-1\]'"
+    for one in (acts, pickle.loads(pickle.dumps(acts))):
+        with pytest.raises(HooklineError, match=message):
+            one["h[:, @:4]"]
+        assert "(1, 2, 1)" in repr(one)
 
 
 def test_a_mask_is_one_list_of_tokens_row_by_row():
-    mask = Tokens("mask", rows=((0, 3), (1,)))
-    pieces = Pieces(1, mask, 1, [
-        Piece(torch.tensor([[[0.0]], [[11.0]]]), (0, 1), ((0,), (0,)), 2),
-        Piece(torch.tensor([[[3.0]]]), (0,), ((1,),), 2),
-    ])  # fmt: skip
-    assert pieces.read(SITE).tolist() == [[0], [3], [11]]
+    site = "h[:, @mask(0,3|1)]"
+    assert pieces(site, [[0, 1, 2]] * 2, [[3]] * 2)[site].tolist() == [[0], [3], [11]]
 
 
 def test_pieces_are_pickled_as_what_they_hold():
-    pieces = Pieces(1, SOME, 1, [Piece(value(2, 2), None, range(2)), Piece(value(2, 1, 2), None, range(2, 3))])
-    for one in (pickle.loads(pickle.dumps(pieces)), copy.deepcopy(pieces)):
-        assert one.read(SITE).equal(pieces.read(SITE))
+    acts = pieces("h[:, @:4]", [[0, 1]] * 2, [[2]] * 2)
+    for one in (pickle.loads(pickle.dumps(acts)), copy.deepcopy(acts)):
+        assert one["h[:, @:4]"].equal(acts["h[:, @:4]"])
 
 
 def test_what_another_cache_keeps_gets_no_further_tokens():
-    pieces = Pieces(1, SOME, 1, [Piece(value(2, 2), None, range(2))])
-    kept = pieces.kept()
-    pieces.add(Piece(value(2, 1, 2), None, range(2, 3)))
-    assert [len(one.read(SITE)[0]) for one in (kept, pieces)] == [2, 3]
+    model = Told()
+    with hl.capture(model, "h[:, @:4]") as acts:
+        model([[0, 1]], value(1, 2))
+        kept = acts | {}
+        model([[2]], value(1, 1))
+    assert [len(one["h[:, @:4]"][0]) for one in (kept, acts)] == [2, 3]
 
 
 def test_tokens_that_differ_in_another_dimension_do_not_join():
-    pieces = Pieces(1, SOME, 1, [Piece(torch.zeros(2, 3, 5), None, range(3))])
-    pieces.add(Piece(torch.zeros(2, 1, 6), None, range(3, 4)))
-    with pytest.raises(HooklineError, match=r"'h' has the shapes \(2, 3, 5\) and \(2, 1, 6\) in two calls"):
-        pieces.read(SITE)
+    model = Told()
+    with hl.capture(model, "h[:, @:4]") as acts:
+        model([[0, 1, 2]] * 2, torch.zeros(2, 3, 5))
+        model([[3]] * 2, torch.zeros(2, 1, 6))
+    with pytest.raises(HooklineError, match=r"'h\[:, @:4\]' has the shapes \(2, 3, 5\) and \(2, 1, 6\) in two calls"):
+        acts["h[:, @:4]"]
+
+
+def patched(given: Tensor, *calls: list[list[int]], site: str = "h[:, @:4]") -> list[Tensor]:
+    """Return what a model returns in several calls while tokens of a layer are replaced."""
+    model = Told()
+    with hl.patch(model, {site: given}):
+        return [model(indices, torch.zeros(len(indices), len(indices[0]), 5)) for indices in calls]
 
 
 def test_a_value_for_all_tokens_is_cut_for_those_that_pass():
-    part, given = torch.zeros(2, 2, 5), torch.randn(2, 4, 5)
-    chosen = Chosen(slice(0, 2), None, range(2, 4))
-    assert given_tokens(given, part, SOME, chosen, 1).equal(given[:, 2:4])
-    assert given_tokens(given[0], part, SOME, chosen, 1).equal(given[0, 2:4])
-    assert given_tokens(given[0, 0], part, SOME, chosen, 1).equal(given[0, 0])
-    assert given_tokens(given[:, :1], part, SOME, chosen, 1).equal(given[:, :1])
-    with pytest.raises(EditError, match="the value is for 3 tokens, and 4 are named"):
-        given_tokens(given[:, :3], part, SOME, chosen, 1)
-    with pytest.raises(EditError, match="the value is for 5 tokens, and 4 are named"):
-        given_tokens(torch.randn(2, 5, 5), part, SOME, chosen, 1)
+    calls, given = ([[0, 1]] * 2, [[2, 3]] * 2), torch.randn(2, 4, 5)
+    for one in (given, given[0], given[0, 0], given[:, :1]):
+        assert torch.cat(patched(one, *calls), 1).equal(one.expand(2, 4, 5))
+    for wrong in (given[:, :3], torch.randn(2, 5, 5)):
+        with pytest.raises(EditError, match=f"the value is for {wrong.shape[1]} tokens, and 4 are named"):
+            patched(wrong, *calls)
 
 
 def test_a_transform_gets_one_token_whole_and_several_only_call_by_call():
@@ -111,10 +136,16 @@ def test_a_transform_gets_one_token_whole_and_several_only_call_by_call():
 
 
 def test_a_value_for_each_row_is_cut_for_the_rows_that_have_tokens():
-    part, given = torch.zeros(1, 2, 5), torch.randn(2, 4, 5)
-    chosen = Chosen(0, (1,), ((0, 3),), 2)
-    assert given_tokens(given, part, SOME, chosen, 1).equal(given[1:, [0, 3]])
-    assert given_tokens(given[0], part, SOME, chosen, 1).equal(given[:1, [0, 3]])
+    given = torch.randn(2, 4, 5)
+    for one in (given, given[0]):
+        first, second = patched(one, [[-1, -1], [0, 1]], [[0, 1], [2, 3]], [[2], [4]])[:2]
+        expected = one.expand(2, 4, 5)
+        assert first.equal(torch.stack([torch.zeros(2, 5), expected[1, :2]]))
+        assert second.equal(torch.stack([expected[0, :2], expected[1, 2:]]))
+    rows = hl.tokens([[1, 2], [0, 3]])
+    (output,) = patched(given[:, :2], [[0, 1, 2, 3]] * 2, site=f"h{rows}")
+    assert output[[0, 0, 1, 1], [1, 2, 0, 3]].equal(given[:, :2].flatten(0, 1))
+    assert not output[[0, 0, 1, 1], [0, 3, 1, 2]].any()
 
 
 class Loop(nn.Module):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import hookline as hl
-from hookline._cache.budget import Budget, CountedValue, memories_of
-from hookline._cache.record import EMPTY
-from hookline._values.nested import children
+from hookline._kernel import children
 from tests.support.states import bits
 
 VALUE = 4 * 8 * 16  # The bytes of one activation of `model_of()`.
@@ -42,27 +42,49 @@ def model_of(depth: int = 4, inplace: bool = False) -> nn.Sequential:
     return nn.Sequential(*[one for _ in range(depth // 2) for one in (nn.Linear(16, 16), nn.ReLU(inplace))])
 
 
-def budget_of(hooks: hl.Hooks) -> Budget:
-    return next(hook.action.budget for hook in hooks if hook.kind == "capture")  # type: ignore[union-attr, return-value]
+def bytes_in(value: Any) -> int:
+    """Return the bytes that a value needs under a limit: so many are enough, and one less is not."""
+    try:
+        capture_one(value, limit=0)
+        return 0
+    except hl.CacheFull as full:
+        (size,) = re.findall(r"^'at.0': ([\d,]+) bytes more than the 0 already kept", str(full))
+    size = int(size.replace(",", ""))
+    capture_one(value, limit=size)
+    return size
 
 
-def kept_in(acts: hl.Cache) -> list[CountedValue]:
-    """Return the values of a cache that its budgets count."""
-    found = [value for record in acts._all() for value in record._held()]
-    parts = [part for value in found for part in getattr(value, "arrived", {0: value}).values()]
-    return [part for part in parts if isinstance(part, CountedValue)]
+def capture_one(value: Any, **options: Any) -> hl.Cache:
+    """Capture a value as it is, without a copy."""
+    with hl.capture(model := Echo(), "at.0", clone=False, **options) as acts:
+        model(value)
+    return acts
 
 
-def bytes_in(*values: Any) -> int:
-    return sum(size for _, size in frozenset().union(*map(memories_of, values)))
+def bytes_at(acts: hl.Cache) -> tuple[int, int]:
+    """Return how many bytes of a cache are in memory and on disk, as its table says."""
+    title = repr(acts).splitlines()[0].replace(",", "")
+    memory, disk = re.search(r" (\d+) bytes?(?: (\d+) bytes? on disk)?$", title).groups()  # type: ignore[union-attr]
+    return int(memory), int(disk or 0)
 
 
-def is_on_disk(kept: CountedValue) -> bool:
-    return kept.value is EMPTY
+def files() -> list[Path]:
+    """Return the files of all caches in the folder for temporary files, oldest first."""
+    found = Path(tempfile.gettempdir()).glob("hookline-*/*.safetensors")
+    return sorted(found, key=lambda path: int(path.stem))
 
 
-def paths_of(acts: hl.Cache) -> list[Path]:
-    return [Path(file.path) for kept in kept_in(acts) for file in kept.files]
+def on_disk(acts: hl.Cache) -> list[str]:
+    """Return the sites with a value on disk: they can't be read while the files are elsewhere."""
+    moved, found = {path: path.rename(path.with_suffix(".elsewhere")) for path in files()}, []
+    for site in acts:
+        try:
+            acts.calls(site)
+        except hl.StoreError:
+            found.append(site)
+    for path, place in moved.items():
+        place.rename(path)
+    return found
 
 
 def same(one: Any, other: Any) -> bool:

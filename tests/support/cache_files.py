@@ -23,14 +23,12 @@ TEMPORARY = ".hookline-temporary"  # How the names of files end that are still b
 # How the dtypes are called in a safetensors file. Complex numbers are stored as pairs, and any other float of one byte
 # as a byte. Some are missing in older versions of torch.
 _NAMES = """
-    float64 F64  float32 F32  float16 F16  bfloat16 BF16  float8_e4m3fn F8_E4M3  float8_e5m2 F8_E5M2
-    int64 I64  int32 I32  int16 I16  int8 I8  uint64 U64  uint32 U32  uint16 U16  uint8 U8  bool BOOL
-    complex128 F64  complex64 F32  complex32 F16
-    float8_e5m2fnuz U8  float8_e4m3fnuz U8  float8_e8m0fnu U8  float4_e2m1fn_x2 U8
-""".split()
-NAMES = {
-    getattr(torch, name): stored for name, stored in zip(_NAMES[::2], _NAMES[1::2], strict=True) if hasattr(torch, name)
-}
+    float64 F64, float32 F32, float16 F16, bfloat16 BF16, float8_e4m3fn F8_E4M3, float8_e5m2 F8_E5M2, int64 I64,
+    int32 I32, int16 I16, int8 I8, uint64 U64, uint32 U32, uint16 U16, uint8 U8, bool BOOL, complex128 F64,
+    complex64 F32, complex32 F16, float8_e5m2fnuz U8, float8_e4m3fnuz U8, float8_e8m0fnu U8, float4_e2m1fn_x2 U8
+"""
+_PAIRS = [pair.split() for pair in _NAMES.split(",")]
+NAMES = {getattr(torch, name): stored for name, stored in _PAIRS if hasattr(torch, name)}
 DTYPES = list(NAMES)  # The dtypes that a file can hold.
 
 
