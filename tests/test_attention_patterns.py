@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import hookline as hl
-from hookline._values.nested import leaves
+from hookline._kernel import leaves
 from tests.support.real_models import ids, prepared
 from tests.support.states import state_of
 

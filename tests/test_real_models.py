@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import hookline as hl
-from hookline._values.nested import leaves, map_tensors
+from hookline._kernel import leaves, map_tensors
 from tests.support.needs import needs
 from tests.support.real_models import REAL_MODELS, gpt2, ids, llama, prepared
 from tests.support.states import state_of

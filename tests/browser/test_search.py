@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 import hookline as hl
+from hookline._kernel import leaves, map_tensors
 from hookline._sites.language import Site, parse
-from hookline._values.nested import leaves, map_tensors
 from hookline.errors import SiteError
 from tests.support.explorer_pages import data_of
 

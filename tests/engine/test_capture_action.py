@@ -14,18 +14,22 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import hookline as hl
-from hookline._engine.capture_action import CaptureOptions, Save
 from tests.support.models import GPT, Gives, mlp, tokens
 
-
-def test_the_options_of_a_capture_have_the_defaults_of_its_signature() -> None:
-    declared = inspect.signature(hl.Hooks.capture).parameters
-    assert {name: declared[name].default for name in CaptureOptions._fields} == CaptureOptions()._asdict()
+OPTIONS = "save(clone=True, dtype=torch.float16)"
 
 
 def test_a_capture_tells_the_options_that_are_not_usual() -> None:
-    assert repr(Save()) == "save()"
-    assert repr(Save(CaptureOptions(clone=True, dtype=torch.float16))) == "save(clone=True, dtype=torch.float16)"
+    hooks = hl.Hooks(nn.Identity(), active=False)
+    usual = {
+        name: one.default
+        for name, one in inspect.signature(hl.Hooks.capture).parameters.items()
+        if one.kind is one.KEYWORD_ONLY
+    }
+    for options, text in ((usual, "save()"), ({"clone": True, "dtype": torch.float16}, OPTIONS)):
+        hooks.capture("", **options)
+        assert [repr(hook.action) for hook in hooks] == [text]
+        hooks.remove()
 
 
 def test_a_transform_may_ask_for_the_call_and_is_called_once_for_each() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import hookline as hl
-from hookline._values.nested import leaves, map_tensors
+from hookline._kernel import leaves, map_tensors
 from tests.support.models import ORDER, Attention, AttentionBlock, Returns, Transformer, stages_of_attention, words
 from tests.support.states import same, state_of
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import hookline as hl
-from hookline._engine.action import Call
+from hookline._kernel import Call
 from tests.support.models import mlp
 
 

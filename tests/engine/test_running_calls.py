@@ -10,8 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import hookline as hl
-from hookline._engine.action import Call
-from hookline._kernel import running_calls
+from hookline._kernel import Call, running_calls
 
 
 class Inner(nn.Module):
@@ -134,7 +133,10 @@ def test_the_tokens_that_pass_are_known_in_the_call_around():
 
 
 def test_a_call_outside_of_a_forward_knows_no_step():
-    call = Call(hl.Site("a"), nn.Identity(), (), {}, 0, {})
+    found: list[Any] = []
+    with hl.edit(model := Sampler(), "middle", lambda _, call: found.append(call), with_call=True):
+        model.middle(X, time=1)
+    (call,) = found
     for name in ("step", "tokens"):
         with pytest.raises(hl.HooklineError, match="none was running; add the hooks"):
             getattr(call, name)

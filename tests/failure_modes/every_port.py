@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import hookline as hl
-from hookline._values.nested import leaves
+from hookline._kernel import leaves
 from tests.support.architectures import again, inputs_of, model_of, names
 
 PORTS = ("output", "input", "inputs", "grad_output", "grad_input", "grad_inputs")

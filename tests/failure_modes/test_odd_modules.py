@@ -14,7 +14,7 @@ from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
 import hookline as hl
-from hookline._values.nested import leaves
+from hookline._kernel import leaves
 from tests.failure_modes.every_port import differences, numbers_in
 from tests.support.models import Returns
 
