@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copyreg
 import gc
 import os
 import signal
@@ -21,10 +20,7 @@ os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 import pytest
 import torch
 
-from hookline._engine import attach
-from hookline._hooks import lifecycle
-from hookline._open_blocks import not_left, open_blocks
-from tests.support.states import hooks_left, modes_left
+from tests.support.states import classes_left, hooks_left, left_in_process, modes_left, take_off_everything
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A process that a script starts with `&` ignores Ctrl-C, and the programs that the tests start would inherit that.
@@ -38,15 +34,11 @@ def models_are_left_as_found() -> Iterator[None]:
     (torch.manual_seed if torch.cuda.is_available() else torch.default_generator.manual_seed)(0)
     yield
     gc.collect() if hooks_left() else None  # A Hooks that an exception's traceback still holds.
-    left = hooks_left()
-    still_open = not_left()
-    for one in lifecycle.lifecycles():
-        one.detach_all()
-    open_blocks.set(frozenset())  # So that one failure stays one.
-    copied = [kind.__name__ for kind, reduce in copyreg.dispatch_table.items() if reduce is attach._reduce]
-    assert not copied, f"modules of these classes are still copied in hookline's way: {copied}"
+    left, also = hooks_left(), left_in_process()
+    take_off_everything()
+    assert not classes_left(), "modules of these classes are still copied in hookline's way"
     assert not left, f"hooks were left on {left}"
-    assert still_open == frozenset(), "a block was left open"
+    assert not also
 
 
 @pytest.fixture

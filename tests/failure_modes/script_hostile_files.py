@@ -28,13 +28,12 @@ import fsspec
 import torch
 
 import hookline as hl
-from hookline._cache import file as files
-from hookline._cache.budget import Folder
+from hookline._kernel import write_file
 from hookline._store.disk_format import Array, Manifest
 from hookline._store.storage import open_storage
-from hookline._store.store import Store
 from hookline._store.writer import Unit, begin, begin_part, end
 from hookline.errors import HooklineError
+from tests.support.cache_files import forge, forge_text
 
 SECONDS = 20  # Limit for one attempt. Most take milliseconds; a loaded machine is slow.
 MEMORY = 1 << 30  # Limit in bytes, beyond the program's memory at the start.
@@ -101,7 +100,7 @@ def write_store(path: str | Path) -> None:
 
 def use_store(path: str | Path) -> None:
     """Read everything in a store."""
-    store = Store(path)
+    store = hl.Store(path)
     repr(store), store.samples, store.skipped, store.stats()
     for rows in store.values():
         rows[:], rows[[0]], rows.samples[:], rows.positions[:], rows.sample(0), list(rows.scan())
@@ -219,16 +218,7 @@ def write_cache(path: Path) -> None:
     """Write a cache with every kind of value."""
     record = torch.ones(2, 3).max(0)
     values = [torch.ones(2), 1.5, 1 << 70, "text", None, True, torch.Size([2]), torch.float32, torch.device("cpu"), 1j]
-    files.write_file(path, {"h.0": [(*values, [1], {"a": 1, 2: None}, record), torch.zeros(3)], "h.1:input": [5]})
-
-
-def header_of(text: str) -> bytes:
-    """Return the start of a cache file with this manifest, even if hookline can't lay it out."""
-    if len(text) < 1_000_000:  # hookline lays out none of the larger ones, and parsing one takes seconds.
-        with suppress(Exception):
-            return files._header(json.loads(text))
-    told = {"__metadata__": {"hookline": text, "checksum": f"{zlib.crc32(text.encode()):08x}"}}
-    return with_length(json.dumps(told, separators=(",", ":")).encode())
+    write_file(path, {"h.0": [(*values, [1], {"a": 1, 2: None}, record), torch.zeros(3)], "h.1:input": [5]})
 
 
 def with_length(header: bytes) -> bytes:
@@ -241,22 +231,20 @@ def forge_cache(path: Path) -> None:
     start = 8 + int.from_bytes(whole[:8], "little")
     value = json.loads(json.loads(whole[8:start])["__metadata__"]["hookline"])
     for case, forged in wrongs(value):
-        path.write_bytes(header_of(json.dumps(forged, separators=(",", ":"))) + whole[start:])
+        forge_text(path, json.dumps(forged, separators=(",", ":")), whole[start:])
         attempt(case, path.name, use)
     for case, raw in (RAW | HUGE).items():
         for key in ("sites",) if case in HUGE else ("sites", "tensors"):
             text = json.dumps({**value, key: "HERE"}, separators=(",", ":"))
-            path.write_bytes(header_of(text.replace('"HERE"', raw.decode("latin-1"))) + whole[start:])
+            forge_text(path, text.replace('"HERE"', raw.decode("latin-1")), whole[start:])
             attempt(f"{key} is {case}", path.name, use)
         path.write_bytes(with_length(raw) + whole[start:])
         attempt(f"its header is {case}", path.name, use)
     for case, sites in MANIFESTS.items():
-        path.write_bytes(files._header({"format": files._format("cache"), "tensors": [], "sites": sites}))
+        forge(path, [], sites)
         attempt(case, path.name, use)
     note = ["00000000", "torch.uint8", [64 << 30]]
-    path.write_bytes(
-        files._header({"format": files._format("cache"), "tensors": [note], "sites": [["h", [["tensor", 0, 0]]]]})
-    )
+    forge(path, [note], [["h", [["tensor", 0, 0]]]])
     os.truncate(path, path.stat().st_size + (64 << 30))
     attempt("gigabytes of holes that are declared", path.name, use)
     path.write_bytes(whole)
@@ -310,9 +298,11 @@ def cache(folder: Path) -> None:
 def spilled(folder: Path) -> None:
     """Replace a file that a capture has moved to disk."""
     folder.mkdir()
-    held = Folder(str(folder)).write(torch.ones(4, 3))
-    path = Path(held.path)
-    replace_each(path.parent, [path], held.read)
+    model = torch.nn.Identity()
+    with hl.capture(model, "", limit=0, spill=folder) as acts:
+        model(torch.ones(4, 3))
+    (path,) = folder.glob("*/*")
+    replace_each(path.parent, [path], lambda: acts[""])
     for values in (
         {"": [torch.ones(3, 5)]},
         {"": [torch.ones(4, 3).int()]},
@@ -320,8 +310,8 @@ def spilled(folder: Path) -> None:
         {"": []},
         {"h": [torch.ones(4, 3)]},
     ):
-        files.write_file(path, values, overwrite=True)
-        attempt(f"it holds {values}", path.name, held.read)
+        write_file(path, values, overwrite=True)
+        attempt(f"it holds {values}", path.name, lambda: acts[""])
 
 
 GROUPS = (store, forged, cache, spilled, elsewhere)

@@ -10,7 +10,8 @@ import os
 import sys
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, TimeoutError
+from contextlib import suppress
 from contextvars import Context, copy_context
 from pathlib import Path
 from types import FrameType
@@ -21,8 +22,6 @@ import torch
 from torch import Tensor, nn
 
 import hookline as hl
-from hookline._engine import parameter_operations
-from hookline._open_blocks import close_block, not_left
 from tests.support.states import state_of
 
 SOURCE = str(Path(hl.__file__).parent)
@@ -33,6 +32,14 @@ OTHER = ThreadPoolExecutor(1)  # Starting a thread for each meeting would take l
 def elsewhere(act: Callable[[], object]) -> None:
     """Do something on the other thread, in a new context."""
     OTHER.submit(Context().run, act).result()
+
+
+def begin_elsewhere(act: Callable[[], object], wait: float | None) -> Future[object]:
+    """Do something on the other thread, in a new context, and wait some seconds for its end."""
+    future = OTHER.submit(Context().run, act)
+    with suppress(TimeoutError):
+        future.result(wait)
+    return future
 
 
 class Part(nn.Module):
@@ -61,14 +68,17 @@ class Net(nn.Module):
 
 
 class Meeting:
-    """A block in which another thread calls `act` at the `moment`-th possible thread switch in hookline's code."""
+    """A block in which another thread calls `act` at the `moment`-th possible thread switch in hookline's code.
 
-    def __init__(self, moment: int, act: Callable[[], object]) -> None:
+    If that needs a lock which this thread holds at that moment, the other thread goes on when it is free.
+    """
+
+    def __init__(self, moment: int, act: Callable[[], object], wait: float | None = 0.05) -> None:
         self.moment = moment
         self.act = act
+        self.wait = wait
         self.passed = 0  # The number of moments so far.
-        self.has_begun = False  # True once a hook has read the counter that orders the starts of calls.
-        self.came_later = False  # True if the other thread acted after that.
+        self.begun: Future[object] | None = None
 
     def __enter__(self) -> Meeting:
         self.before = sys.getprofile()
@@ -77,20 +87,16 @@ class Meeting:
 
     def __exit__(self, *_error: object) -> None:
         sys.setprofile(self.before)
+        if self.begun is not None:
+            self.begun.result()
 
-    def _look(self, frame: FrameType, event: str, called: Any) -> None:
+    def _look(self, frame: FrameType, event: str, _called: Any) -> None:
         if event not in ("call", "c_return") or not frame.f_code.co_filename.startswith(SOURCE):
             return
-        if parameter_operations.changing._is_owned():  # type: ignore[attr-defined]  # The other would have to wait.
-            return
         self.passed += 1
-        self.has_begun = self.has_begun or (
-            event == "c_return" and called is next and frame.f_code.co_name != "begin"  # That starts a forward.
-        )
         if self.passed == self.moment:
-            self.came_later = self.has_begun
             sys.setprofile(None)
-            elsewhere(self.act)
+            self.begun = begin_elsewhere(self.act, self.wait)
 
 
 class Job:
@@ -251,15 +257,22 @@ def test_a_capture_on_all_threads_keeps_the_call_that_began_last_whenever_they_c
     mine, others = model(x), model(x * 2)
     hooks = hl.Hooks(model)
     acts = hooks.capture("0", **options)
-    moment = moments = 0
+    moments, moment, is_others = 0, 0, []
     while moment <= moments:
-        meeting = Meeting(moment, lambda: model(x * 2))
+        acts.clear()
+        model(x)  # So that the moments are the same each time.
+        meeting = Meeting(moment, lambda: model(x * 2), wait=None)
         with meeting:
             model(x)
         moments = max(moments, meeting.passed)
-        assert torch.equal(acts["0"], others if meeting.came_later else mine), f"moment {moment}"
+        is_later = torch.equal(acts["0"], others)
+        assert is_later or torch.equal(acts["0"], mine)
+        is_others += [is_later] if meeting.begun else []
         moment += 1
     hooks.remove()
+    # The other call begins before this one up to some moment, and after it from then on.
+    assert is_others == sorted(is_others)
+    assert len({*is_others}) == 2
 
 
 CROWDS = {
@@ -297,7 +310,7 @@ def test_a_block_ends_if_garbage_is_collected_at_any_moment() -> None:
     model, x = Net(), torch.randn(2, 3)
 
     def collect(frame: FrameType, event: str, _arg: object) -> Any:
-        if frame.f_code not in (close_block.__code__, not_left.__code__):
+        if not frame.f_code.co_filename.startswith(SOURCE):
             return None
         frame.f_trace_opcodes = True
         if event == "opcode":

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import hookline as hl
-from hookline._sites.language import parse
+from hookline._kernel import parse
 from tests.support.models import GPT, mlp
 
 MALFORMED = {
@@ -190,19 +190,19 @@ def random_texts(number: int) -> list[str]:
     ]
 
 
-def test_a_hundred_thousand_random_texts_are_read_or_refused() -> None:
+def test_random_texts_are_read_or_refused() -> None:
     """H02"""
     read = 0
-    for text in random_texts(100_000):
+    for text in random_texts(20_000):
         try:
-            pattern = parse.__wrapped__(text)
+            parse(text)
         except hl.SiteError:
             continue
         read += 1
-        if pattern.path is not None and read % 10 == 0:
-            site = pattern.at(pattern.path)
+        with suppress(hl.SiteError):  # It is a pattern of sites.
+            site = hl.Site.parse(text)
             assert hl.Site.parse(str(site)) == site, text
-    assert read > 10_000
+    assert read > 2_000
 
 
 def test_random_patterns_match_what_their_meaning_says() -> None:
@@ -213,7 +213,7 @@ def test_random_patterns_match_what_their_meaning_says() -> None:
         name = "".join(choose.choices("ab", k=choose.randrange(1, 7)))
         if "**" in pattern:
             continue
-        assert parse.__wrapped__(pattern).matches(name) == _means(pattern, name) or "*" not in pattern
+        assert parse(pattern).matches(name) == _means(pattern, name) or "*" not in pattern
 
 
 def _means(pattern: str, name: str) -> bool:
@@ -234,7 +234,7 @@ def test_random_patterns_over_several_names_match_what_their_meaning_says() -> N
         if not any("*" in part for part in pattern):
             continue
         expected = _means_names(pattern, names)
-        assert parse.__wrapped__(".".join(pattern)).matches(".".join(names)) == expected, (pattern, names)
+        assert parse(".".join(pattern)).matches(".".join(names)) == expected, (pattern, names)
 
 
 def _means_names(pattern: list[str], names: list[str]) -> bool:

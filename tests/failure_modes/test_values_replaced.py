@@ -482,5 +482,6 @@ def test_the_shape_that_a_usual_layer_returns_is_known_without_a_run(monkeypatch
     """A run on meta tensors takes longer than the layer, and the first such run takes a second."""
     usual = [nn.Linear(4, 4), nn.LayerNorm(4), nn.BatchNorm1d(4, momentum=None), nn.GELU(), nn.Dropout()]
     model, x = nn.Sequential(*usual), torch.ones(2, 4)
-    monkeypatch.setattr("hookline._values.fit._without_data", pytest.fail)
+    for layer in usual:
+        monkeypatch.setattr(type(layer), "forward", pytest.fail)
     assert hl.run(model, x, skip={str(number): 0.0 for number in range(5)}).equal(torch.zeros(2, 4))

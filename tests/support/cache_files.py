@@ -33,12 +33,18 @@ DTYPES = list(NAMES)  # The dtypes that a file can hold.
 
 
 def forge(path: Path, tensors: list[Any], sites: list[Any], data: bytes = b"", **more: Any) -> None:
-    """Write a file with any manifest and correct checksums; without the tensors' places if they can't be laid out."""
-    manifest = json.dumps({"format": FORMAT, "tensors": tensors, "sites": sites, **more}, separators=(",", ":"))
+    """Write a file with any manifest and correct checksums."""
+    manifest = {"format": FORMAT, "tensors": tensors, "sites": sites, **more}
+    forge_text(path, json.dumps(manifest, separators=(",", ":")), data)
+
+
+def forge_text(path: Path, manifest: str, data: bytes = b"") -> None:
+    """Write a file with any text as its manifest; without the tensors' places if they can't be laid out."""
     checksum = f"{zlib.crc32(manifest.encode()):08x}"
     header: dict[str, Any] = {"__metadata__": {"hookline": manifest, "checksum": checksum}}
-    with suppress(AttributeError, TypeError, KeyError):  # The manifest may be no list of tensors.
-        header |= _places(tensors)
+    if len(manifest) < 20_000_000:  # Parsing a longer one takes seconds.
+        with suppress(AttributeError, LookupError, TypeError, ValueError, RecursionError, OverflowError):
+            header |= _places(json.loads(manifest)["tensors"])
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     path.write_bytes(len(text).to_bytes(8, "little") + text + data)

@@ -1,15 +1,22 @@
-"""States to compare before and after: the attributes of a model, the values and the bits of tensors."""
+"""States to compare before and after: of a model, of the bits of tensors, and of hookline in this process.
+
+This is the one helper of the tests that looks inside the process: at what hookline may leave behind where no model
+shows it.
+"""
 
 from __future__ import annotations
 
+import copyreg
 import ctypes
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from hookline import _open_blocks
+from hookline._engine import attach, parameter_operations
 from hookline._hooks import lifecycle
-from hookline._values.nested import leaves
+from hookline._kernel import leaves
 
 
 def state_of(model: nn.Module) -> dict[str, Any]:
@@ -51,3 +58,22 @@ def modes_left() -> int:
 def hooks_left() -> list[str]:
     """Return the sites that are hooked at the moment, on any model."""
     return [str(tap.site) for one in lifecycle.lifecycles() for tap in one.taps if tap.shadow is not None]
+
+
+def left_in_process() -> list[str]:
+    """Return what is left of blocks that have ended, apart from models, in words."""
+    found = ["a block is open"] if _open_blocks.not_left() else []
+    found += ["a mode is on"] if modes_left() else []
+    return found + (["operands of parameters are in use"] if parameter_operations.in_use else [])
+
+
+def classes_left() -> list[str]:
+    """Return the classes of modules that `copy` still copies in hookline's way."""
+    return [kind.__name__ for kind, reduce in copyreg.dispatch_table.items() if reduce is attach._reduce]
+
+
+def take_off_everything() -> None:
+    """Take every hook off and close every block, so that one failure stays one."""
+    for one in lifecycle.lifecycles():
+        one.detach_all()
+    _open_blocks.open_blocks.set(frozenset())
