@@ -9,9 +9,7 @@ import torch
 from torch import nn
 
 import hookline as hl
-from hookline._engine.action import Observer, OutputObserver
-from hookline._hooks.for_clients import add_observers
-from hookline._sites.resolve import find_places
+from hookline._kernel import Observer, OutputObserver, add_observers, find_places
 
 
 class Seeing(Observer):

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import hookline as hl
-from hookline._sites.calls import Calls, is_wanted, read_calls
+from hookline._kernel import is_wanted
 
 
 class Loop(nn.Module):
@@ -51,17 +51,17 @@ X = torch.zeros(2)
     ],
 )
 def test_a_text_names_calls(text, expected, written):
-    found, end = read_calls(text)
-    assert end == len(text)
-    assert str(found) == written
-    assert [number for number in range(6) if is_wanted(found, number)] == expected
+    site = hl.Site.parse(f"h#{text}")
+    assert str(site) == f"h#{written}"
+    assert [number for number in range(6) if is_wanted(site.call, number)] == expected
 
 
 def test_one_call_is_a_number_and_no_call_is_refused():
-    assert read_calls("{2}") == (2, 3)
-    assert read_calls("7") == (7, 1)
+    assert hl.Site.parse("h#{2}").call == 2
+    assert hl.Site.parse("h#7").call == 7
     for text in ("3:3", "3:1", ":0", "1:2:0", "-2", "{}", "{a}"):
-        assert read_calls(text)[0] is None
+        with pytest.raises(hl.SiteError):
+            hl.Site.parse(f"h#{text}")
 
 
 def test_a_text_that_names_no_call_is_quoted():
@@ -69,14 +69,8 @@ def test_a_text_that_names_no_call_is_quoted():
         hl.Site.parse("step#2:2")
 
 
-def test_calls_without_an_end_have_no_last_one():
-    assert [read_calls(text)[0].last for text in ("1:", "::2", "5::3", "*", "-1", ":3", "1:9:3", "{0,4}")] == [
-        None, None, None, None, None, 2, 7, 4,
-    ]  # fmt: skip
-
-
 def test_the_latest_call_may_have_a_port():
-    assert hl.Site.parse("h#-1:input").call == Calls("-1")
+    assert str(hl.Site.parse("h#-1:input").call) == "-1"
     assert str(hl.Site.parse("h#1::input[0]")) == "h#1::input[0]"
 
 
@@ -139,7 +133,9 @@ def test_a_stop_waits_for_the_last_call_that_is_named():
     assert output is None
     assert len(acts.calls("step#{0,2}")) == 2
     assert len(ran) <= 3
-    for open_ended in ("step#1:", "step#::2", "step#*", "step#-1"):
+    for ends in ("step#:3", "step#1:9:3", "step#{0,1}"):
+        assert hl.run(model, X, 9, capture=ends, stop=True)[0] is None
+    for open_ended in ("step#1:", "step#::2", "step#5::3", "step#*", "step#-1"):
         with pytest.raises(hl.SiteError, match="more of it may always come, so it is unknown where to stop"):
             hl.run(model, X, capture=open_ended, stop=True)
 

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hookline as hl
-from hookline._sites.language import parse, write_subscripts
-from hookline._values.nested import STAR
+from hookline._kernel import parse, write_subscripts
 
 
 @pytest.mark.parametrize(
@@ -89,6 +88,7 @@ def test_only_text_can_be_parsed() -> None:
         hl.Site.parse(3)  # type: ignore[arg-type]
 
 
+(STAR,) = hl.Site.parse("h[*]").subscripts
 integers = st.integers(-(2**31) + 1, 2**31 - 1)
 bounds = st.none() | integers
 slices = st.builds(slice, bounds, bounds, st.none() | integers.filter(bool))

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import hookline as hl
-from hookline._sites.resolve import find_places
+from hookline._kernel import find_places
 from tests.support.models import GPT, Block, Nested, mlp, tokens
 
 

@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from hookline._values.fit import fit
-from hookline.errors import EditError
+import hookline as hl
 
 
 @pytest.mark.parametrize(
@@ -25,7 +24,7 @@ from hookline.errors import EditError
     ],
 )
 def test_numbers_and_tensors_broadcast_and_take_the_place_whole(new: Any, old: Tensor, expected: Any) -> None:
-    result = fit(new, old)
+    result = hl.run(nn.Identity(), old, patch={"": new})
     assert result.tolist() == expected
     assert (result.dtype, result.shape) == (old.dtype, old.shape)
     assert result.is_contiguous()  # Else the model could not write into it.
@@ -52,5 +51,5 @@ def test_numbers_and_tensors_broadcast_and_take_the_place_whole(new: Any, old: T
     ],
 )
 def test_what_does_not_fit_names_both_sides(new: Any, old: Any, message: str) -> None:
-    with pytest.raises(EditError, match=message):
-        fit(new, old)
+    with pytest.raises(hl.EditError, match=message):
+        hl.run(nn.Identity(), old, patch={"": new})

@@ -14,9 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import hookline as hl
-from hookline._values.copy_or_share import share
-from hookline._values.fit import check_same_structure
-from hookline._values.nested import STAR, describe, expand, get_part, leaves, map_tensors, put_part, split
+from hookline._kernel import describe, get_part, leaves, map_tensors, put_part, share, split
 from hookline.errors import EditError, HooklineError, SiteError
 from tests.support.nested_values import Frozen, Holder, Pair, Result, photo, tensors, trees
 
@@ -102,13 +100,11 @@ def test_mapping_keeps_the_structure_and_meets_every_tensor_in_order(value: Any)
 @settings(deadline=None)
 @given(trees())
 def test_a_value_agrees_with_itself_and_not_with_one_of_another_shape(value: Any) -> None:
-    check_same_structure(value, value)
-    check_same_structure(map_tensors(torch.clone, value), value)
-    other = map_tensors(lambda tensor: tensor.unsqueeze(0), value)
+    hl.run(nn.Identity(), value, edit={"": lambda passed: map_tensors(torch.clone, passed)})
     if not leaves(value) or any(isinstance(part, Holder) for part in _parts(value)):
         return
     with pytest.raises(EditError, match="shape"):
-        check_same_structure(other, value)
+        hl.run(nn.Identity(), value, edit={"": lambda passed: map_tensors(lambda one: one.unsqueeze(0), passed)})
 
 
 def _parts(value: Any) -> list[Any]:
@@ -118,32 +114,38 @@ def _parts(value: Any) -> list[Any]:
     return [value, *(part for one in inside for part in _parts(one))]
 
 
+def parts(value: Any, *texts: str) -> dict[str, Any]:
+    """Return the parts of a value at subscripts with stars, by the subscripts of each."""
+    chosen = hl.Cache({"h": value}).select(*[f"h{text}" for text in texts])
+    return {site.removeprefix("h"): part for site, part in chosen.items()}
+
+
 @settings(deadline=None)
 @given(tensors(), st.data())
 def test_a_star_stands_for_every_index_of_its_dimension(tensor: Tensor, data: st.DataObject) -> None:
     if tensor.dim() == 0:
         return
     dimension = data.draw(st.integers(0, tensor.dim() - 1))
-    subscripts = ((*[slice(None)] * dimension, STAR),)
-    found = expand({"a": tensor}, ("a", *subscripts))
-    assert torch.stack([get_part({"a": tensor}, one) for one in found], dimension).equal(tensor)
-    from_the_end = ((Ellipsis, STAR, *[slice(None)] * (tensor.dim() - 1 - dimension)),)
-    assert [get_part(tensor, one).tolist() for one in expand(tensor, from_the_end)] == [
-        part.tolist() for part in tensor.unbind(dimension)
-    ]
+    if not tensor.shape[dimension]:
+        return
+    found = parts({"a": tensor}, f'["a"][{", ".join([":"] * dimension + ["*"])}]')
+    assert torch.stack([*found.values()], dimension).equal(tensor)
+    from_the_end = f"[{', '.join(['...', '*', *[':'] * (tensor.dim() - 1 - dimension)])}]"
+    expected = [part.tolist() for part in tensor.unbind(dimension)]
+    assert [part.tolist() for part in parts(tensor, from_the_end).values()] == expected
 
 
 def test_stars_go_into_containers_and_stand_in_several_places() -> None:
     value = {"a": (torch.zeros(2), torch.zeros(3)), "b": [torch.zeros(1)]}
-    assert expand(value, (STAR,)) == [("a",), ("b",)]
-    assert expand(value, (STAR, STAR, STAR)) == [
-        ("a", 0, 0), ("a", 0, 1), ("a", 1, 0), ("a", 1, 1), ("a", 1, 2), ("b", 0, 0),
+    assert list(parts(value, "[*]")) == ['["a"]', '["b"]']
+    assert list(parts(value, "[*][*][*]")) == [
+        '["a"][0][0]', '["a"][0][1]', '["a"][1][0]', '["a"][1][1]', '["a"][1][2]', '["b"][0][0]',
     ]  # fmt: skip
-    assert expand(torch.zeros(2, 2), ((STAR, STAR),)) == [((0, 0),), ((0, 1),), ((1, 0),), ((1, 1),)]
-    assert expand(torch.zeros(2, 3), ((None, STAR),)) == [((None, 0),), ((None, 1),)]
-    assert expand(torch.zeros(2), (0,)) == [(0,)]
+    assert list(parts(torch.zeros(2, 2), "[*, *]")) == ["[0, 0]", "[0, 1]", "[1, 0]", "[1, 1]"]
+    assert list(parts(torch.zeros(2, 3), "[None, *]")) == ["[None, 0]", "[None, 1]"]
+    assert list(parts(torch.zeros(2), "[0]")) == ["[0]"]
     with pytest.raises(SiteError, match=r"2 indices for float32 \(2,\)"):
-        expand(torch.zeros(2), ((STAR, STAR),))
+        parts(torch.zeros(2), "[*, *]")
 
 
 def test_subscripts_are_split_where_a_tensor_begins() -> None:

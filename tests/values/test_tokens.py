@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import hookline as hl
-from hookline._values.tokens import Columns, Tokens, put_columns, read_tokens, take_columns
 from tests.support.models import mlp
 
 X = torch.arange(24.0).reshape(2, 6, 2)
@@ -15,26 +16,41 @@ COLUMNS = torch.tensor([[1, 4], [0, 5]])
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
+    ("text", "written", "expected"),
     [
-        ("@17", Tokens("", 17)),
-        ("@-1", Tokens("", -1)),
-        ("@3:9", Tokens("", None, (3, 9, None))),
-        ("@:", Tokens()),
-        ("@::2", Tokens("", None, (None, None, 2))),
-        ("@prompt", Tokens("prompt")),
-        ("@prompt[-1]", Tokens("prompt", -1)),
-        ("@prompt[:-1]", Tokens("prompt", None, (None, -1, None))),
-        ("@prompt[-3:5]", Tokens("prompt", None, (-3, 5, None))),
-        ("@new[0:8]", Tokens("new", None, (None, 8, None))),
-        ("@(3, 5)", Tokens("rows", 0, rows=((3,), (5,)))),
-        ("@((3, 4), (5, 6))", Tokens("rows", rows=((3, 4), (5, 6)))),
-        ("@mask(0:3,5|)", Tokens("mask", rows=((0, 1, 2, 5), ()))),
+        ("@7", "@7", 7),
+        ("@-1", "@-1", 11),
+        ("@3:9", "@3:9", [3, 4, 5, 6, 7, 8]),
+        ("@0:2", "@:2", [0, 1]),
+        ("@:", "@:", [*range(12)]),
+        ("@::5", "@::5", [0, 5, 10]),
+        ("@1:9:3", "@1:9:3", [1, 4, 7]),
+        ("@ prompt", "@prompt", [*range(8)]),
+        ("@prompt[-1]", "@prompt[-1]", 7),
+        ("@prompt[:-6]", "@prompt[:-6]", [0, 1]),
+        ("@prompt[-3:7:1]", "@prompt[-3:7]", [5, 6]),
+        ("@new", "@new", [8, 9, 10, 11]),
+        ("@new[1]", "@new[1]", 9),
+        ("@new[0:8]", "@new[:8]", [8, 9, 10, 11]),
+        ("@(3, 5)", "@(3, 5)", (3, 5)),
+        ("@((3,4),(5,9))", "@((3, 4), (5, 9))", ([3, 4], [5, 9])),
     ],
 )
-def test_a_text_names_tokens(text, expected):
-    assert read_tokens(text, 0) == (expected, len(text), "")
-    assert read_tokens(f"[:, {expected}]", 4)[0] == expected
+def test_a_text_names_tokens(text: str, written: str, expected: Any) -> None:
+    model, site = nn.Sequential(nn.Identity()), f"0[:, {written}]"
+    hl.tell_tokens(model, lambda value: (value[..., 0].long() % 100, 8))
+    value = torch.arange(12.0).expand(2, 12)[..., None] + torch.tensor([0.0, 100]).view(2, 1, 1)
+    with hl.capture(model, f"0[:, {text}]") as acts:
+        model(value[:, :8])
+        model(value[:, 8:])
+    assert list(acts) == [site]
+    rows = expected if isinstance(expected, tuple) else (expected, expected)
+    assert acts[site].equal(torch.stack([value[row, columns] for row, columns in enumerate(rows)]))
+
+
+def test_a_mask_names_columns_of_each_row() -> None:
+    _, acts = hl.run(nn.Identity(), X, capture="[:, @mask(0:3,5|)]")
+    assert acts["[:, @mask(0:3,5|)]"].equal(X[0, [0, 1, 2, 5]])
 
 
 @pytest.mark.parametrize(
@@ -120,33 +136,54 @@ def test_a_pair_may_have_a_port_and_subscripts_before_its_tokens():
         hl.Hooks(model).capture(("1[:, @2]", hl.tokens([1])))
 
 
-def test_the_last_of_some_tokens_is_known_unless_more_may_come():
-    lasts = {"@17": 17, "@3:9": 8, "@1:8:3": 7, "@:": None, "@-1": None, "@prompt[-1]": None, "@prompt[2:5]": 4,
-             "@new[0:8]": 7, "@(3, 5)": 5, "@mask(0:3|7)": 7, "@prompt[-3:5]": None}  # fmt: skip
-    assert {text: tokens.last for text in lasts if (tokens := read_tokens(text, 0)[0])} == lasts
+@pytest.mark.parametrize(
+    ("text", "is_last_known"),
+    [
+        *[("@7", True), ("@3:9", True), ("@1:8:3", True), ("@new[0:3]", True), ("@(3, 5)", True)],
+        *[("@:", False), ("@-1", False), ("@prompt[2:5]", True), ("@3:", False)],
+    ],
+)
+def test_a_forward_is_stopped_behind_tokens_unless_more_may_come(text: str, is_last_known: bool) -> None:
+    model = nn.Sequential(nn.Identity(), nn.Identity())
+    hl.tell_tokens(model, lambda value: (torch.arange(12).expand(2, 12), 8))
+    value = torch.randn(2, 12, 3)
+    if not is_last_known:
+        with pytest.raises(hl.SiteError, match="more of it may always come"):
+            hl.run(model, value, capture=f"0[:, {text}]", stop=True)
+        return
+    output, acts = hl.run(model, value, capture=f"0[:, {text}]", stop=True)
+    assert output is None
+    assert len(acts) == 1
 
 
-def test_columns_of_each_row_are_taken_and_put():
-    subscript = (slice(None), Columns(None, COLUMNS, False), 1)
-    assert take_columns(X, subscript, 1).tolist() == [[3, 9], [13, 23]]
-    new = X.clone()
-    put_columns(new, subscript, 1, torch.tensor([[-1.0, -2], [-3, -4]]))
+def captured(value: Tensor, subscripts: str) -> Tensor:
+    """Return a part of a value of a model that tells no tokens: they are the columns of the value."""
+    _, acts = hl.run(nn.Identity(), value, capture=subscripts)
+    (part,) = acts.values()
+    return part
+
+
+def test_columns_of_each_row_are_taken_and_put() -> None:
+    subscripts = f"[:, @({', '.join(str(tuple(row)) for row in COLUMNS.tolist())}), 1]"
+    assert captured(X, subscripts).tolist() == [[3, 9], [13, 23]]
+    new = hl.run(nn.Identity(), X, patch={subscripts: torch.tensor([[-1.0, -2], [-3, -4]])})
     assert new[..., 1].tolist() == [[1, -1, 5, 7, -2, 11], [-3, 15, 17, 19, 21, -4]]
     assert new[..., 0].equal(X[..., 0])
 
 
-def test_columns_of_some_rows_are_taken_and_put():
-    one = Columns((1,), torch.tensor([[2]]), True)
-    assert take_columns(X, (slice(None), one), 1).tolist() == [[16, 17]]
-    for value, expected in ((0.0, [0, 0]), (torch.tensor([5.0, 6]), [5, 6]), (torch.tensor([[7.0, 8]]), [7, 8])):
-        new = X.clone()
-        put_columns(new, (slice(None), one), 1, value)
-        assert new[1, 2].tolist() == expected
-        new[1, 2] = X[1, 2]
-        assert new.equal(X)
+@pytest.mark.parametrize(
+    ("value", "expected"), [(0.0, [0, 0]), (torch.tensor([5.0, 6]), [5, 6]), (torch.tensor([[7.0, 8]] * 2), [7, 8])]
+)
+def test_one_column_of_each_row_is_taken_and_put(value: Any, expected: list[int]) -> None:
+    site = hl.tokens([0, 2])
+    assert captured(X, site).tolist() == [[0, 1], [16, 17]]
+    new = hl.run(nn.Identity(), X, patch={site: value})
+    assert [new[0, 0].tolist(), new[1, 2].tolist()] == [expected] * 2
+    new[0, 0], new[1, 2] = X[0, 0], X[1, 2]
+    assert new.equal(X)
 
 
-def test_columns_stand_behind_an_ellipsis_or_none():
+def test_columns_stand_behind_an_ellipsis_or_none() -> None:
     four = X[:, None].expand(2, 3, 6, 2)
-    found = take_columns(four, (..., Columns(None, COLUMNS, False), slice(None)), 1)
+    found = captured(four, "[..., @((1, 4), (0, 5)), :]")
     assert found.equal(torch.stack([four[0][:, [1, 4]], four[1][:, [0, 5]]]))
