@@ -14,6 +14,5 @@ written out). `checks` compares the runs.
 
 `differ` runs cases on two sources of hookline, and compares the `observations`: all that a user could see of a case.
 
-`properties` has the invariants and `fuzz` the long run. `shrinking` reduces a failing case. `mutations` and
-`mutations_of_members` break the core on purpose, to test the tests.
+`properties` has the invariants and `fuzz` the long run. `shrinking` reduces a failing case.
 """
