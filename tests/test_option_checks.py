@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import hookline as hl
-from hookline._option_checks import bytes_of
+from hookline._kernel import bytes_of
 from tests.support.models import mlp
 
 

@@ -1,85 +1,183 @@
-"""Sentences that explain why a site has no value. tests/failure_modes shows when each one is used."""
+"""Why a site has no value, as the error says that is raised when it is read; and why a module is not called."""
 
 from __future__ import annotations
 
-import re
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from hookline import Site, StopForward
-from hookline import _why_nothing_passed as why
-from hookline._open_blocks import Session
-
-SITE = Site("h.0")
+import hookline as hl
+from hookline._kernel import why_not_called
 
 
-def session(**noted: object) -> Session:
-    """Return a session with these attributes."""
-    found = Session()
-    for name, value in noted.items():
-        setattr(found, name, value)
-    return found
+class Net(nn.Module):
+    """A model with a layer that is not called, and one that may fail."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.unused, self.last = nn.Linear(2, 2), nn.Linear(2, 2), nn.Identity()
+
+    def forward(self, x: Tensor, error: Exception | None = None) -> Tensor:
+        x = self.first(x)
+        if error is not None:
+            raise error
+        return self.last(x)
 
 
-def elsewhere() -> Session:
-    found = Session()
-    found.others.ran = True
-    return found
+X = torch.ones(1, 2)
+
+
+@contextlib.contextmanager
+def kept(model: Net) -> Iterator[hl.Cache]:
+    """Yield a cache that hooks outside of any block fill."""
+    hooks = hl.Hooks(model)
+    acts = hooks.capture("last", "unused")
+    hooks.when_missing("ignore")
+    yield acts
+    hooks.remove()
+
+
+def block(model: Net) -> hl.Hooks:
+    return hl.capture(model, "last", "unused").when_missing("ignore")
+
+
+def not_run(model: Net) -> None:
+    with kept(model) as acts:
+        acts["last"]
+
+
+def not_called(model: Net) -> None:
+    with kept(model) as acts:
+        model(X)
+        acts["unused"]
+
+
+def failed_later(model: Net) -> None:
+    with kept(model) as acts:
+        model(X)
+        with contextlib.suppress(ValueError):
+            model(X, ValueError())
+        acts["last"]
+
+
+def over(model: Net) -> None:
+    with block(model) as acts:
+        pass
+    acts["last"]
+
+
+def over_after_a_failure(model: Net) -> None:
+    with block(model) as acts:
+        with contextlib.suppress(ValueError):
+            model(X, ValueError())
+    acts["last"]
+
+
+def inactive(model: Net) -> None:
+    hooks = hl.Hooks(model, active=False)
+    hooks.capture("last")["last"]
+
+
+def entered_again(model: Net) -> None:
+    hooks = hl.Hooks(model, active=False)
+    acts = hooks.capture("last")
+    with hooks:
+        model(X)
+    with hooks:
+        acts["last"]
+
+
+def on_another_thread(model: Net) -> None:
+    with block(model) as acts:
+        thread = threading.Thread(target=model, args=(X,))
+        thread.start()
+        thread.join()
+        acts["last"]
 
 
 @pytest.mark.parametrize(
-    ("ran", "facts", "said"),
+    ("read", "said"),
     [
-        (session(), {}, "nothing has passed 'h.0' yet: run the model first"),
-        (session(forwards=1), {}, "though the model ran: hl.scan"),
-        (session(forwards=1), {"has_value": True}, "in the latest forward, which failed before it"),
-        (session(over=why.BLOCK_OVER), {}, "'h.0': its block is over, and the model did not run in it"),
-        (session(over=why.BLOCK_OVER, forwards=1), {}, "'h.0': its block is over$"),
-        (session(), {"is_inactive": True}, "its hook is not active"),
-        (session(forked=True), {"reason": why.NOT_YET}, "this process was forked"),
-        (session(), {"reason": why.NOT_YET}, "nothing passed 'h.0' in this block"),
-        (elsewhere(), {}, "contextvars.copy_context"),
+        (not_run, "nothing has passed 'last' yet: run the model first"),
+        (not_called, "nothing has passed 'unused', though the model ran: hl.scan"),
+        (failed_later, "nothing passed 'last' in the latest forward, which failed before it"),
+        (over, "nothing passed 'last': its block is over, and the model did not run in it$"),
+        (over_after_a_failure, "nothing passed 'last' before the forward failed"),
+        (inactive, "nothing has passed 'last': its hook is not active"),
+        (entered_again, "nothing passed 'last' in this block"),
+        (on_another_thread, "contextvars.copy_context"),
     ],
+    ids=lambda one: getattr(one, "__name__", None),
 )
-def test_a_site_without_a_value_says_the_reason_that_is_known(ran, facts, said):
-    text = why.why_empty(SITE, ran, **{"reason": "", "has_value": False, "is_inactive": False, **facts})
-    assert re.search(said, text)
+@pytest.mark.filterwarnings("ignore::hookline.HooklineWarning")
+def test_a_site_without_a_value_says_the_reason_that_is_known(read: Callable[[Net], None], said: str) -> None:
+    with pytest.raises(hl.NotCaptured, match=said):
+        read(Net())
 
 
-def test_modules_that_met_the_same_fate_are_named_in_one_sentence():
-    lost = [why.LostModule(Site(f"h.{number}"), nn.ReLU(), "") for number in range(3)]
-    lost += [why.LostModule(Site("head"), None, ""), why.LostModule(Site("ln"), nn.Identity(), "ln.0")]
-    assert list(why.hooks_left_behind(lost)) == [
-        "'h.0' and 2 more were replaced by other modules while hooked, and their hooks no longer act; "
-        "make the hooks again",
-        "'head' was taken out of the model while hooked, and its hooks no longer act; make the hooks again",
-        "'ln' was replaced by another Identity while hooked, and its hooks still act on the old module, now 'ln.0'; "
-        "make the hooks again",
-    ]
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system can't fork")
+def test_hooks_of_the_process_that_was_forked_say_so() -> None:
+    model = Net()
+    with kept(model) as acts:
+        child = os.fork()
+        if child == 0:
+            try:
+                acts["last"]
+            except hl.NotCaptured as error:
+                os._exit("this process was forked from the one that placed the hooks" not in str(error))
+            os._exit(2)
+        assert os.waitpid(child, 0)[1] == 0
 
 
-def test_a_gradient_that_can_not_come_has_a_reason():
-    model = nn.Sequential(nn.Embedding(3, 2))
-    assert why.why_no_gradient([], model) == "no tensor passes here"
-    assert why.why_no_gradient([torch.ones(2, dtype=torch.int64)], model) == "torch.int64 values have none"
-    assert "hl.edit(model, '0', torch.Tensor.requires_grad_)" in why.why_no_gradient([torch.ones(2)], model)
-    with torch.no_grad():
-        assert why.why_no_gradient([torch.ones(2)], model) == "torch.no_grad is on; run the model outside it"
+def test_a_gradient_that_can_not_come_has_a_reason() -> None:
+    class Ids(nn.Module):
+        def forward(self, ids: Tensor) -> Tensor | str:
+            return ids if ids.dim() else "text"
+
+    model = nn.Sequential(Ids(), nn.Embedding(3, 2))
+    model[1].requires_grad_(False)
+    for site, ids, grad, said in [
+        ("0", torch.tensor([1]), True, r"torch\.int64 values have none"),
+        ("1", torch.tensor([1]), True, r"hl\.edit\(model, '.*', torch\.Tensor\.requires_grad_\)"),
+        ("1", torch.tensor([1]), False, r"torch\.no_grad is on; run the model outside it"),
+    ]:
+        hooks = hl.Hooks(model)
+        acts = hooks.capture(f"{site}:grad_output")
+        hooks.when_missing("ignore")
+        with torch.set_grad_enabled(grad):
+            model(ids)
+        with pytest.raises(hl.NotCaptured, match=said):
+            acts[f"{site}:grad_output"]
+        hooks.remove()
+    hooks = hl.Hooks(part := model[0])
+    acts = hooks.capture(":grad_output")
+    hooks.when_missing("ignore")
+    part(torch.tensor(1))
+    with pytest.raises(hl.NotCaptured, match="no tensor passes here"):
+        acts[":grad_output"]
+    hooks.remove()
 
 
-def test_a_block_that_failed_is_named_by_its_error():
-    assert why.why_failed(SITE, StopForward) == "nothing passed 'h.0' before StopForward"
-    assert why.why_failed(SITE, None) == "nothing passed 'h.0' before the forward failed"
+@pytest.mark.parametrize("error", [hl.StopForward, ValueError])
+def test_a_block_that_failed_is_named_by_its_error(error: type[Exception]) -> None:
+    model = Net()
+    with contextlib.suppress(error), hl.capture(model, "last") as acts:
+        model(X, error())
+    with pytest.raises(hl.NotCaptured, match=f"nothing passed 'last' before {error.__name__}"):
+        acts["last"]
 
 
-def test_a_module_that_is_not_called_has_a_reason_where_the_model_shows_one():
+def test_a_module_that_is_not_called_has_a_reason_where_the_model_shows_one() -> None:
     model = nn.ModuleDict({"attention": nn.MultiheadAttention(4, 2), "layer": nn.Linear(2, 2)})
     attention = model["attention"]
-    assert "reads its weight directly" in why.why_not_called("attention.out_proj", attention.out_proj, model)
-    assert "replaced by another Linear while hooked. Make the hooks again." in why.why_not_called(
+    assert "reads its weight directly" in why_not_called("attention.out_proj", attention.out_proj, model)
+    assert "replaced by another Linear while hooked. Make the hooks again." in why_not_called(
         "layer", nn.Linear(2, 2), model
     )
-    assert "taken out of the model while hooked" in why.why_not_called("gone", nn.Linear(2, 2), model)
-    assert why.why_not_called("layer", model["layer"], model) == ""
+    assert "taken out of the model while hooked" in why_not_called("gone", nn.Linear(2, 2), model)
+    assert why_not_called("layer", model["layer"], model) == ""

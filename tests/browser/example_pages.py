@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import hookline as hl
+from tests.support.command_line import said
 from tests.support.needs import needs
 
 SENTENCE = "The cat sat on the mat and looked at the dog that was eating its food"
@@ -45,10 +46,7 @@ def gpt2(to: str | os.PathLike[str]) -> None:
 
 
 def digits(to: str | os.PathLike[str]) -> None:
+    """Write the page of `hookline demo`."""
     needs("typer")
     needs("sklearn")
-    from hookline._cli import demo_command
-
-    data = demo_command.digits()
-    model = demo_command.trained(data, 2)
-    demo_command.browse(model, data, demo_command.zero_each_layer(model, data), to)
+    said("demo", "--epochs", "2", "--to", os.fspath(to))

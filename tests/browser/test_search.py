@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import hookline as hl
-from hookline._kernel import leaves, map_tensors
-from hookline._sites.language import Site, parse
+from hookline._kernel import leaves, map_tensors, parse
 from hookline.errors import SiteError
 from tests.support.explorer_pages import data_of
 
@@ -73,7 +72,7 @@ def meant(text: str, names: list[str] = NAMES) -> list[str] | None:
     """Return the sites that hookline selects, as Cache.select does, or None if the pattern is invalid."""
     try:
         pattern = parse(text)
-        return [name for name in names if pattern.beyond(Site.parse(name)) is not None]
+        return [name for name in names if pattern.beyond(hl.Site.parse(name)) is not None]
     except SiteError:
         return None
 

@@ -24,7 +24,7 @@ import torch
 from torch import nn
 
 import hookline as hl
-from hookline._hooks.short_forms import short_form
+from hookline._kernel import short_form
 
 Run = Callable[[], object]
 

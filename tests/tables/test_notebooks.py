@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import hookline as hl
+from hookline._stats import glimpse
 from hookline._tables import Table
 from hookline._tables.notebooks import MOST_ROWS
 from tests.support.models import GPT, mlp, tokens
@@ -152,7 +153,7 @@ def test_any_value_can_be_looked_at(value: object, has_one: bool) -> None:
     assert pictures(hl.Cache({"x": value})) == has_one
 
 
-def test_what_was_overwritten_or_is_on_disk_has_none_and_nothing_is_raised_or_read(monkeypatch) -> None:
+def test_what_was_overwritten_or_is_on_disk_has_none_and_nothing_is_raised_or_read(tmp_path) -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True))
     with hl.capture(model, "0", "1", clone=False) as stale:
         model(torch.randn(2, 4))
@@ -161,11 +162,14 @@ def test_what_was_overwritten_or_is_on_disk_has_none_and_nothing_is_raised_or_re
         hooked = spilled
     assert pictures(hooked) == 0
     net = mlp()
-    with hl.capture(net, "*", keep="all", limit=0, spill=True) as spilled:
+    with hl.capture(net, "*", keep="all", limit=0, spill=tmp_path) as spilled:
         net(torch.randn(3, 4))
-    monkeypatch.setattr("hookline._cache.budget.read_file", lambda *_: pytest.fail("what is on disk was read"))
+    for path in tmp_path.glob("*/*"):
+        path.unlink()
     assert pictures(spilled) == 0
     assert len(rows(spilled)) == 3
+    with pytest.raises(hl.StoreError):
+        spilled["0"]
 
 
 def test_looking_warns_of_nothing_and_changes_nothing() -> None:
@@ -196,10 +200,11 @@ def test_three_hundred_big_values_are_shown_at_once() -> None:
 def test_a_histogram_is_of_elements_from_all_over_a_value() -> None:
     value = torch.zeros(64, 1024)
     value[:, 512:] = 5.0
-    stats = hl.Cache({"x": value}).stats()
-    counts = stats._spread["x"].counts
-    assert counts[0] == pytest.approx(counts[-1], rel=0.1)
-    assert sum(counts) == counts[0] + counts[-1] <= 4096
+    found = glimpse([value])
+    assert found is not None
+    assert found.counts[0] == pytest.approx(found.counts[-1], rel=0.1)
+    assert sum(found.counts) == found.counts[0] + found.counts[-1] <= 4096
+    assert hl.Cache({"x": value}).stats()._repr_html_().count("V0h1V16") == 2, "not both bars have the full height"
 
 
 @pytest.mark.gpu
