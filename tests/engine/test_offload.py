@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 import hookline as hl
 from hookline._kernel import offload
+from tests.support.quick_python import quick_python
 from tests.support.running import python
 
 HERE = hl.Site("h")
@@ -299,4 +300,4 @@ for dtype in (None, torch.float16):
 assert not torch.cuda.is_initialized()
 print("untouched")
 """
-    assert python("-c", code) == "untouched\n"
+    assert python("-c", code, command=quick_python()) == "untouched\n"

@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import hookline as hl
 from tests.support.models import Returns, loss_of, mlp
+from tests.support.quick_python import quick_python
 from tests.support.running import python
 
 
@@ -227,7 +228,8 @@ for _ in range(100):  # Python may give the new gradient the id of the one that 
         said += 1
 print(said)
 """
-    assert python("-c", code) == "100\n"  # In a separate process, as the fixtures here would keep the gradients alive.
+    # In a separate process, as the fixtures here would keep the gradients alive.
+    assert python("-c", code, command=quick_python()) == "100\n"
 
 
 def test_a_backward_that_adds_to_gradients_is_warned_of_as_it_could_be_clipping() -> None:

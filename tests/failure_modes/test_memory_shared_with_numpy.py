@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import hookline as hl
+from tests.support.quick_python import quick_python
 from tests.support.running import python
 
 LARGE = 1 << 19  # Elements: 2 MB, too large to be copied without a check.
@@ -94,7 +95,7 @@ value.add_(1)
 del acts
 print(array[:3].tolist())
 """
-    assert python("-c", code).strip() == "[1.0, 1.0, 1.0]"
+    assert python("-c", code, command=quick_python()).strip() == "[1.0, 1.0, 1.0]"
 
 
 def test_dlpack_and_ctypes_see_what_the_tensor_has() -> None:

@@ -11,6 +11,7 @@ from torch import nn
 
 import hookline as hl
 from tests.support.models import mlp, plus
+from tests.support.quick_python import quick_python
 from tests.support.running import python
 from tests.support.states import state_of
 
@@ -104,4 +105,4 @@ with warnings.catch_warnings(record=True) as said:
     acts["0:grad_output"]
 print(len(said))
 """
-    assert python("-c", code).strip() == "1"
+    assert python("-c", code, command=quick_python()).strip() == "1"
