@@ -272,6 +272,7 @@ class TestWhatACacheDoes:
     def test_a_copy_shares_the_files_and_a_pickle_needs_none(self):
         acts, expected = self.pair()
         copied, shallow, pickled = copy.deepcopy(acts), copy.copy(acts), pickle.dumps(acts)
+        assert bytes_at(copied) == bytes_at(acts)
         assert len(files()) == 7
         acts.clear()
         assert len(shallow) == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
 from typing import Any
 
@@ -60,6 +61,16 @@ def test_a_token_that_comes_again_has_its_last_value():
         added.add_(100)
         output = model(ids)
     assert acts["1[:, @1:4]"].equal(output[:, 1:])
+
+
+def test_a_loop_without_a_cache_holds_each_token_once():
+    model, ids = nn.Sequential(nn.Embedding(9, 4), nn.Identity()), torch.arange(8).expand(2, 8)
+    with torch.no_grad(), hl.capture(model, "1[:, @1:9]"):
+        held = []
+        for width in range(2, 9):
+            model(ids[:, :width])
+            held.append(sum(isinstance(one, Tensor) for one in gc.get_objects()))
+    assert held[-1] <= held[1]
 
 
 def test_rows_that_have_their_tokens_in_different_calls_are_put_together():
