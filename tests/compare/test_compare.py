@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import random
-from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import hookline as hl
+from tests.support.compared_blocks import counted_calls
 from tests.support.planted_faults import ResidualConvnet, cast, model_and_inputs
 
 X = torch.randn(2, 4, generator=torch.Generator().manual_seed(0))
@@ -245,33 +245,18 @@ def test_weights_alone_are_compared_without_a_run():
     assert report.verdict == "2.0.weight: transposed"
 
 
-class Leaves:
-    """Counts the calls of modules that hold no others, on all instances."""
-
-    def __enter__(self) -> Counter[str]:
-        self.calls: Counter[str] = Counter()
-        self.handle = nn.modules.module.register_module_forward_pre_hook(self._count)
-        return self.calls
-
-    def _count(self, module: nn.Module, inputs: Any) -> None:
-        self.calls["leaf"] += not any(True for _ in module.children())
-
-    def __exit__(self, *error: object) -> None:
-        self.handle.remove()
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", ["llama", "bert", "residual_convnet"])
 def test_it_costs_at_most_a_forward_for_each_level_and_two(name, dtype):
     a, run = model_and_inputs(name)
     b = copy.deepcopy(a).to(dtype)
-    with Leaves() as calls, torch.no_grad():
+    with counted_calls() as calls, torch.no_grad():
         a(**run)
-    one = calls["leaf"]
+    one = calls["without others"]
     levels = max(path.count(".") + 1 for path, module in a.named_modules() if path)
-    with Leaves() as calls:
+    with counted_calls() as calls:
         assert hl.compare(a, b, run=run, run_b=cast(run, dtype)).ok
-    assert calls["leaf"] <= (levels + 2) * one
+    assert calls["without others"] <= (levels + 2) * one
 
 
 class Returns(nn.Module):

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import hookline as hl
-from hookline._compare.compared_attention import how_masks_differ
 
 X = torch.randn(2, 6, 16, generator=torch.Generator().manual_seed(0))
 
@@ -73,10 +72,45 @@ def test_a_difference_between_two_kernels_is_named(a, b, hint):
     assert (first.site, first.hint) == ("0", hint)
 
 
-def test_masks_of_every_kind_are_read():
-    shut = torch.ones(4, 4).triu(1).bool()
-    masks = [~shut, torch.zeros(4, 4).masked_fill(shut, torch.finfo(torch.float32).min)]
-    assert "off by 1" in how_masks_differ(masks[0], torch.ones(4, 4).tril(1).bool())
-    assert how_masks_differ(masks[1], masks[1]) == ""
-    assert "other positions" in how_masks_differ(masks[0], masks[0] & (torch.arange(4) != 1))
-    assert how_masks_differ(torch.randn(4, 4), torch.randn(4, 4)) == ""
+class Masked(ByHand):
+    """Attention whose mask is given to a function, as booleans or numbers."""
+
+    add, seen = False, torch.ones(6, 6).tril().bool()
+
+    def mixed(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        mask = torch.zeros(6, 6).masked_fill(~self.seen, torch.finfo(q.dtype).min) if self.add else self.seen
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+
+class Added(Masked):
+    add = True
+
+
+class FurtherAhead(Added):
+    seen = torch.ones(6, 6).tril(1).bool()
+
+
+class WithoutOne(Masked):
+    seen = torch.ones(6, 6).tril().bool() & (torch.arange(6) != 1)
+
+
+class Open(Added):
+    seen = torch.ones(6, 6, dtype=torch.bool)
+
+
+def test_masks_of_every_kind_that_are_equal_are_ok():
+    assert compared(Masked, Added).ok
+    assert compared(Added, ByHand).ok
+
+
+@pytest.mark.parametrize(
+    ("b", "words"),
+    [
+        (FurtherAhead, "off by 1"),
+        (WithoutOne, "other positions"),
+        (Open, "b has no causal mask, and a has one"),
+    ],
+)
+@pytest.mark.parametrize("a", [Masked, Added])
+def test_masks_of_every_kind_are_read(a, b, words):
+    assert words in compared(a, b).first.hint

@@ -4,40 +4,58 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
+from torch.nn import functional as F
 
-from hookline._compare.relations import relation
-from hookline._compare.rounding import Limit
+import hookline as hl
+from tests.support.compared_blocks import Computes, compared
 
-X = torch.randn(3, 5, 8, generator=torch.Generator().manual_seed(0))
-GIVEN = torch.randn(3, 5, 8, generator=torch.Generator().manual_seed(1))
-LIMIT = Limit(1e-5, 1e-5)
+X = torch.randn(3, 8, 8, generator=torch.Generator().manual_seed(0))
+GIVEN = torch.randn(3, 8, 8, generator=torch.Generator().manual_seed(1))
 SCALE = torch.rand(8, generator=torch.Generator().manual_seed(2)) + 0.5
 
 
 @pytest.mark.parametrize(
-    ("ours", "theirs", "words"),
+    ("of_a", "of_b", "words"),
     [
-        (X / 8, X, "0.125 (= 1/√64) times b's"),
-        (X * 768**0.5, X, "27.7128 (= √768) times b's"),
-        (X + GIVEN, X, "b's plus the input: b leaves out the residual connection"),
-        (X + 2 * GIVEN, X, "b's plus 2 times the input"),
-        (X - GIVEN / 2, X, "b's minus 0.5 times the input"),
-        (X - GIVEN, X, "b's minus the input: b adds it, and a does not"),
-        (X * (1 + SCALE), X * SCALE, "b leaves out the offset of the norm"),
-        (X * SCALE, X * (1 + SCALE), "b adds an offset to the norm"),
-        (X * SCALE, X, "b leaves out the weight of the norm"),
-        (2 * torch.tanh(X / 2), X, "b's with a soft cap of 2"),
-        (X, 30 * torch.tanh(X / 30), "b's without its soft cap of 30"),
-        (X + torch.arange(8), X, "b's plus a constant vector"),
-        (X[..., [4, 5, 6, 7, 0, 1, 2, 3]], X, "b's in another order of dimension 2, in blocks of 4"),
-        (X, X.transpose(-1, -2), "b's transposed"),
+        (lambda x: X / 8, lambda x: X, "0.125 (= 1/√64) times b's"),
+        (lambda x: X * 768**0.5, lambda x: X, "27.7128 (= √768) times b's"),
+        (lambda x: X + x, lambda x: X, "b's plus the input: b leaves out the residual connection"),
+        (lambda x: X + 2 * x, lambda x: X, "b's plus 2 times the input"),
+        (lambda x: X - x / 2, lambda x: X, "b's minus 0.5 times the input"),
+        (lambda x: X - x, lambda x: X, "b's minus the input: b adds it, and a does not"),
+        (lambda x: 2 * torch.tanh(X / 2), lambda x: X, "b's with a soft cap of 2"),
+        (lambda x: X, lambda x: 30 * torch.tanh(X / 30), "b's without its soft cap of 30"),
+        (lambda x: X + torch.arange(8), lambda x: X, "b's plus a constant vector"),
+        (
+            lambda x: X[..., [4, 5, 6, 7, 0, 1, 2, 3]],
+            lambda x: X,
+            "b's in another order of dimension 2, in blocks of 4",
+        ),
     ],
-    ids=lambda one: one if isinstance(one, str) else "",
+    ids=range(10),
 )
-def test_a_relation_is_named(ours, theirs, words):
-    assert words in relation(ours, theirs, {"the input": GIVEN}, [SCALE], LIMIT)
+def test_a_relation_is_named(of_a, of_b, words):
+    assert words in compared(of_a, of_b, GIVEN).first.hint
 
 
-def test_unrelated_outputs_have_no_relation():
-    assert relation(X, GIVEN, {}, (), LIMIT) == ""
-    assert relation(X, GIVEN[0], {}, (), LIMIT) == ""
+@pytest.mark.parametrize(
+    ("of_a", "of_b", "words"),
+    [
+        (lambda w, x: x * (1 + w), lambda w, x: x * w, "b leaves out the offset of the norm"),
+        (lambda w, x: x * w, lambda w, x: x * (1 + w), "b adds an offset to the norm"),
+        (lambda w, x: x * w, lambda w, x: x + 0 * w, "b leaves out the weight of the norm"),
+    ],
+    ids=["no offset", "offset", "no weight"],
+)
+def test_a_relation_through_the_weight_of_a_norm_is_named(of_a, of_b, words):
+    a, b = (
+        nn.Sequential(Computes(lambda w, x, f=f: f(w, F.layer_norm(x, (8,))), SCALE)) for f in (of_a, of_b)
+    )  # fmt: skip
+    assert words in hl.compare(a, b, run=(5 * GIVEN,)).first.hint
+
+
+@pytest.mark.parametrize("of_b", [lambda x: GIVEN.sin(), lambda x: GIVEN[0]], ids=["unrelated", "another shape"])
+def test_unrelated_outputs_have_no_relation(of_b):
+    first = compared(lambda x: X, of_b, GIVEN).first
+    assert (first.site, first.hint) == ("", "")

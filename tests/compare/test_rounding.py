@@ -3,59 +3,83 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import hookline as hl
-from hookline._compare.apart import NOTHING_APART, MeasuredPart
-from hookline._compare.recording import ModuleCall, paths_of, record
-from hookline._compare.rounding import Rounding, dtype_of_model, dtype_of_run, run_alone, run_in
 
 X = torch.randn(4, 64, generator=torch.Generator().manual_seed(0))
-PART = {"": MeasuredPart(NOTHING_APART, 2.0, 2.0)}
 
 
-def call(module: nn.Module) -> ModuleCall:
-    return ModuleCall(0, module, {"input": X}, module(X))
+def linear(**changes: float) -> nn.Linear:
+    """Return a linear layer that always has the same numbers, some multiplied by a factor."""
+    torch.manual_seed(0)
+    layer = nn.Linear(64, 64)
+    with torch.no_grad():
+        for name, factor in changes.items():
+            getattr(layer, name).mul_(factor)
+    return layer
 
 
 def test_the_coarser_dtype_explains_more():
-    module = nn.Linear(64, 64)
-    output = module(X)
-    allowed = [
-        Rounding(dtype, torch.float32, None).measured(call(module), PART)[""].largest
-        for dtype in (torch.float32, torch.float16, torch.bfloat16)
-    ]
+    allowed = []
+    for of_a, of_b in [
+        (torch.float64, torch.float32), (torch.float32, torch.float16), (torch.float32, torch.bfloat16)
+    ]:  # fmt: skip
+        options = {"run": (X.to(of_a),), "run_b": (X.to(of_b),)}
+        report = hl.compare(linear().to(of_a), linear().to(of_b), **options)
+        assert report.ok
+        assert report[""].local.largest > 0
+        assert not hl.compare(linear().to(of_a), linear(weight=1.1).to(of_b), **options).ok
+        allowed.append(report[""].rounding.largest)
     assert allowed == sorted(allowed)
     assert allowed[2] > 1000 * allowed[0]
-    exact = module.double()(X.double())
-    module.float()
-    assert (exact - output).abs().max() < allowed[0]
-    assert (module.bfloat16()(X.bfloat16()) - output).abs().max() < allowed[2]
 
 
-def test_a_tolerance_is_a_share_of_the_largest_element():
-    module = nn.Linear(64, 64)
-    allowed = Rounding(torch.float32, torch.float32, 0.01).measured(call(module), PART)
-    assert allowed == {"": (0.01 * 2, float("inf"))}
+class Picky(nn.Linear):
+    """Knows no other dtype."""
+
+    halves = False
+
+    def forward(self, input: Tensor) -> Tensor:
+        assert input.dtype == torch.float32
+        if self.halves:
+            return input[..., 32:] @ self.weight[:, 32:].T + (input[..., :32] @ self.weight[:, :32].T + self.bias)
+        return super().forward(input)
 
 
 def test_a_module_that_knows_no_other_dtype_gets_a_guess():
-    class Picky(nn.Linear):
-        def forward(self, input: torch.Tensor) -> torch.Tensor:
-            assert input.dtype == torch.float32
-            return super().forward(input)
-
-    module = Picky(64, 64)
-    assert run_in(call(module), torch.float64) is None
-    assert Rounding(torch.float32, torch.float32, None).measured(call(module), PART)[""].largest > 0
+    a = Picky(64, 64)
+    b = copy.deepcopy(a)
+    b.halves = True
+    report = hl.compare(a, b, run=(10 * X,))
+    assert report.ok
+    assert report[""].local.largest > 0
+    with torch.no_grad():
+        b.bias.add_(1e-2)
+    assert not hl.compare(a, b, run=(10 * X,)).ok
 
 
 def test_the_dtype_of_a_model_is_that_of_most_parameters():
-    assert dtype_of_model(nn.Sequential(nn.Linear(9, 9).bfloat16(), nn.LayerNorm(9))) == torch.bfloat16
-    assert dtype_of_model(nn.ReLU()) == torch.float32
+    class Mixed(nn.Module):
+        def __init__(self, dtype: torch.dtype) -> None:
+            super().__init__()
+            self.linear, self.norm = linear().to(dtype), nn.LayerNorm(64)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.norm(self.linear(x.to(self.linear.weight.dtype)).float())
+
+    report = hl.compare(Mixed(torch.float32), Mixed(torch.bfloat16), run=(X,))
+    assert report.ok
+    assert (
+        report["norm"].rounding.relative
+        > 1e-3
+        > hl.compare(Mixed(torch.float32), Mixed(torch.float32), run=(X,))["norm"].rounding.relative
+    )
+    assert not hl.compare(nn.ReLU(), nn.ReLU6(), run=(10 * X,)).ok
 
 
 def test_the_dtype_of_a_run_under_autocast_is_that_of_its_results():
@@ -70,9 +94,6 @@ def test_the_dtype_of_a_run_under_autocast_is_that_of_its_results():
                 return self.norm(self.linear(self.words(ids)))
 
     model, ids = Auto(), torch.arange(4)
-    ran = record(model, ((ids,), {}), paths_of(model))
-    assert dtype_of_model(model) == torch.float32
-    assert dtype_of_run(model, ran) == torch.bfloat16
     plain = copy.deepcopy(model)
     plain.__class__ = type("Plain", (Auto,), {"forward": lambda self, ids: self.norm(self.linear(self.words(ids)))})
     assert hl.compare(plain, model, run=(ids,)).ok
@@ -80,13 +101,22 @@ def test_the_dtype_of_a_run_under_autocast_is_that_of_its_results():
     assert hl.compare(plain, model, run=(ids,)).first.hint == "eps is 1e-05 in a and 1.0 in b"
 
 
-def test_a_module_runs_alone_with_its_arguments_by_name():
-    class Many(nn.Module):
-        def forward(self, x, *more, scale=1, **named):
-            return (x + sum(more)) * scale + named["shift"]
+class Many(nn.Module):
+    """Takes arguments of every kind."""
 
-    given = {"x": X, "more": (X, X), "scale": 2, "shift": 1}
-    torch.testing.assert_close(run_alone(Many(), given), 6 * X + 1)
+    def __init__(self, power: int) -> None:
+        super().__init__()
+        self.power = power
+
+    def forward(self, x: Tensor, /, *more: Tensor, scale: int = 1, **named: Any) -> Tensor:
+        return (x**self.power + sum(more)) * scale + named["shift"]
+
+
+def test_a_module_runs_alone_with_arguments_of_every_kind():
+    a, b = (nn.ModuleDict({"many": Many(power)}) for power in (1, 2))
+    for model in (a, b):
+        model.forward = lambda x, model=model: model["many"](x, x, 2 * x, scale=2, shift=1)
+    assert hl.compare(a, b, run=(X,)).first.hint == "power is 1 in a and 2 in b"  # Tested with a run of its own.
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -1,16 +1,14 @@
-"""The runs of a comparison: what b's modules get, and in which order levels are measured."""
+"""The runs of a comparison: what b's modules get, and what a forward may write."""
 
 from __future__ import annotations
 
 import copy
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import hookline as hl
-from hookline._compare.runs import Runs
 
 X = torch.randn(2, 4, generator=torch.Generator().manual_seed(0))
 
@@ -25,47 +23,17 @@ class Scaled(nn.Module):
         return self.block(self.first(x) * self.factor)
 
 
-def runs_of(a: nn.Module, b: nn.Module, **options: Any) -> Runs:
-    given = {"match": None, "to_b": None, "to_a": None, "tolerance": None, **options}
-    dtype = next(b.parameters()).dtype
-    return Runs((a, b), (((X,), {}), ((X.to(dtype),), {})), **given)
-
-
-def test_levels_are_those_of_b_without_the_model_itself():
-    runs = runs_of(Scaled(1), Scaled(2))
-    assert runs.levels() == [{"first": "first", "block": "block"}, {"block.0": "block.0", "block.1": "block.1"}]
-    assert runs.all_levels()[0] == {"": ""}
-
-
 def test_seen_errors_are_inherited_and_local_ones_are_not():
-    runs = runs_of(Scaled(1), Scaled(2))
-    places = {path: runs.seen(path, other) for path, other in runs.matching.pairs.items()}
-    for pairs in runs.levels():
-        runs.measure_local(pairs, places)
-    assert places["block.0"].seen.relative > 0.1
-    assert all(places[path].local.is_none for path in ("first", "block", "block.0", "block.1"))
-    assert not places[""].local.is_none
+    report = hl.compare(Scaled(1), Scaled(2), run=(X,))
+    assert report["block.0"].seen.relative > 0.1
+    assert all(report[path].local.is_none for path in ("first", "block", "block.0", "block.1"))
+    assert not report[""].local.is_none
 
 
-def test_b_gets_what_a_got_in_its_own_form():
-    runs = runs_of(Scaled(1), Scaled(2).double(), to_b=lambda tensor: tensor)
-    given = runs.given("block.0", 0)
-    assert given["input"].dtype == torch.float64
-    torch.testing.assert_close(given["input"].float(), runs.of_a.calls["block.0"][0].inputs["input"])
-    assert runs.given("block.0", 1) is None
-
-
-def test_a_module_inside_may_return_what_a_s_does():
-    a = Scaled(1)
-    b = copy.deepcopy(a)
-    with torch.no_grad():
-        b.block[0].bias.add_(1)
-    runs = runs_of(a, b)
-    pairs = {"block": "block"}
-    error, _ = runs.measure_with_outputs({"block": ["block.0"]}, pairs)["block"]
-    assert error.is_none
-    error, _ = runs.measure_with_outputs({"block": []}, pairs)["block"]
-    assert error.relative > 0.1
+def test_b_gets_what_a_got_in_its_own_dtype():
+    report = hl.compare(Scaled(1), Scaled(2).double(), run=(X,), run_b=(X.double(),), to_b=lambda tensor: tensor)
+    assert report["block.0"].seen.relative > 0.1
+    assert report["block.0"].local.relative < 1e-6
 
 
 class Counts(nn.Module):

@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from hookline._compare.weights import EXTRA, MISSING, compare_weights, pair_weights
-from hookline.errors import HooklineError
+import hookline as hl
 
 W = torch.randn(16, 16, generator=torch.Generator().manual_seed(0))
 HEADS = torch.arange(16).reshape(4, 4)
@@ -16,11 +15,11 @@ HEADS = torch.arange(16).reshape(4, 4)
 def test_what_one_has_alone_is_said():
     a, b = nn.Linear(4, 4), nn.Linear(4, 4, bias=False)
     b.weight = a.weight
-    assert [(one.kind, one.what) for one in compare_weights(a, b, {"": ""})] == [
-        (MISSING, "b has no bias, which is (4,) in a")
+    assert [(one.kind, one.what) for one in hl.compare(a, b).weights] == [
+        ("missing", "b has no bias, which is (4,) in a")
     ]
-    assert [(one.kind, one.what) for one in compare_weights(b, a, {"": ""})] == [
-        (EXTRA, "a has no bias, which is (4,) in b")
+    assert [(one.kind, one.what) for one in hl.compare(b, a).weights] == [
+        ("extra", "a has no bias, which is (4,) in b")
     ]
 
 
@@ -31,7 +30,7 @@ def test_another_name_is_matched_by_its_shape():
             self.gamma = nn.Parameter(torch.ones(8))
 
     other = nn.RMSNorm(8)
-    assert compare_weights(other, Scaled(), {"": ""}) == []
+    assert hl.compare(other, Scaled()).weights == []
 
 
 class Renamed(nn.Module):
@@ -54,11 +53,11 @@ def renamed() -> nn.Module:
 
 def test_weights_with_other_names_are_paired_by_their_numbers_and_shapes():
     a, b = Renamed(**layers()), renamed()
-    assert compare_weights(a, b) == []
+    assert hl.compare(a, b).weights == []
     with torch.no_grad():
         b.x3.weight.copy_(b.x3.weight.T.clone())
         b.x1.weight.normal_()
-    found = compare_weights(a, b)
+    found = hl.compare(a, b).weights
     assert [(one.name, one.other) for one in found] == [("up.weight", "x1.weight"), ("last.weight", "x3.weight")]
     assert "of its elements differ" in found[0].what
     assert found[1].what == "transposed"
@@ -67,16 +66,25 @@ def test_weights_with_other_names_are_paired_by_their_numbers_and_shapes():
 def test_what_is_left_over_is_missing_or_extra():
     a, b = Renamed(**layers(), one=nn.Linear(3, 3)), renamed()
     b.more = nn.ParameterList([torch.ones(5)])
-    found = {(one.name, one.other): one.kind for one in compare_weights(a, b)}
-    assert found == {("one.weight", ""): MISSING, ("one.bias", ""): MISSING, ("", "more.0"): EXTRA}
-    assert [one.other for one in compare_weights(a, b, match={"one": None})] == ["more.0"]
+    found = {(one.name, one.other): one.kind for one in hl.compare(a, b).weights}
+    assert found == {("one.weight", ""): "missing", ("one.bias", ""): "missing", ("", "more.0"): "extra"}
+    assert [one.other for one in hl.compare(a, b, match={"one": None}).weights] == ["more.0"]
 
 
-def test_weights_stay_inside_the_modules_that_match_names():
-    a = Renamed(one=nn.Sequential(nn.Linear(4, 4, bias=False)), two=nn.Sequential(nn.Linear(4, 4, bias=False)))
-    b = Renamed(second=Renamed(x=nn.Linear(4, 4, bias=False)), first=Renamed(y=nn.Linear(4, 4, bias=False)))
-    names = pair_weights(a, b, match={"one": "first", "two": "second"})
-    assert all(other.startswith("first") == name.startswith("one") for name, other in names.items())
+@pytest.mark.parametrize("order", [("first", "second"), ("second", "first")])
+def test_weights_stay_inside_the_modules_that_match_names(order):
+    def linear(size: int = 4) -> nn.Linear:
+        return nn.Linear(4, size, bias=False)
+
+    a = Renamed(one=nn.Sequential(linear()), two=nn.Sequential(linear()), head=linear(3))
+    b = Renamed(**{name: Renamed(inner=linear()) for name in order}, head=linear(3))
+    found = hl.compare(a, b, match={"one": "first", "two": "second"}).weights
+    pairs = {one.name.partition(".")[0]: one.other.partition(".")[0] for one in found if one.name}
+    assert pairs["head"] == "head"
+    assert pairs["one"] in ("first", "")
+    assert pairs["two"] in ("second", "")
+    in_their_order = {one.name: one.other for one in hl.compare(a, b).weights}
+    assert in_their_order["one.0.weight"] == f"{order[0]}.inner.weight"
 
 
 def test_tied_weights_that_one_model_unties_are_compared():
@@ -84,11 +92,11 @@ def test_tied_weights_that_one_model_unties_are_compared():
     a.head.weight = a.words.weight
     b = Renamed(words=nn.Embedding(9, 8), head=nn.Linear(8, 9, bias=False))
     b.words.load_state_dict(a.words.state_dict())
-    assert [one.name for one in compare_weights(a, b)] == ["head.weight"]
+    assert [one.name for one in hl.compare(a, b).weights] == ["head.weight"]
     del b.head
-    assert compare_weights(a, b) == []
+    assert hl.compare(a, b).weights == []
 
 
 def test_models_without_a_common_weight_are_refused():
-    with pytest.raises(HooklineError, match="no weight of b has the name, the numbers or the shape"):
-        compare_weights(Renamed(x=nn.Linear(2, 3)), Renamed(y=nn.Linear(5, 7)))
+    with pytest.raises(hl.HooklineError, match="no weight of b has the name, the numbers or the shape"):
+        hl.compare(Renamed(x=nn.Linear(2, 3)), Renamed(y=nn.Linear(5, 7)))
