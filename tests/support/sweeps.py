@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 
 import hookline as hl
-from hookline._sweep.batch_rows import tensors_of
+from hookline._kernel import leaves
 
 
 def total(output: Any) -> Tensor:
     """Return one number that depends on each element of the first tensor."""
-    first = next(tensor for tensor in tensors_of(output) if tensor.is_floating_point())
+    first = next(tensor for tensor in leaves(output) if tensor.is_floating_point())
     return (first.double() * torch.arange(first.numel()).cos().view(first.shape)).sum()
 
 

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 import hookline as hl
-from hookline._sweep.packs import _write_together
 from tests.support.models import GPT, tokens
 from tests.support.sweeps import both, is_packed, total
 
@@ -427,15 +426,36 @@ def test_a_value_whose_rows_share_memory_is_written_row_by_row(x) -> None:
     assert is_packed(both(Spread(), "norm[:, *]", (x,)))
 
 
-def test_parts_are_written_together_only_if_they_fit_exactly() -> None:
-    own = torch.zeros(3, 2, 5, 8)
-    given = torch.ones(2, 5, 8)
-    assert _write_together(own, 0, [0, 2], (1, [4, 1]), given)
-    assert own.sum() == own[0, :, 4].sum() + own[2, :, 1].sum() == 32
-    assert not _write_together(own, 0, [0, 2], (1, [4, 1]), given.double())
-    assert not _write_together(own, 0, [0, 2], (1, [4, 1]), given[:, :4])
-    assert not _write_together(own.int(), 0, [0, 2], (1, [4, 1]), 0.5)
-    assert own.sum() == 32
+@pytest.mark.parametrize("batch", [None, 1])
+def test_parts_of_another_run_that_do_not_fit_are_refused_in_a_pack_too(model, x, batch) -> None:
+    _, other = hl.run(model, x.flip(0), capture="h.*")
+    for change in (torch.Tensor.half, lambda value: value[:1].expand(3, -1, -1)):
+        with pytest.raises(hl.EditError, match="h.0"):
+            hl.sweep(model, other.map(change).select("h.*[:, *]"), total, run=(x,), batch=batch)
+
+
+def test_whole_numbers_may_be_set_in_a_pack_too(x) -> None:
+    class Steps(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.round, self.linear = Rounds(), nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.linear(self.round(x).float())
+
+    assert is_packed(both(Steps(), "round[:, *]", (x,), patch=2))
+
+
+class Rounds(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return (x * 10).int()
+
+
+def test_places_at_one_module_are_divided_evenly_among_runs(model, x) -> None:
+    sizes: list[int] = []
+    model.head.register_forward_hook(lambda _m, _a, out: sizes.append(len(out) // 2))
+    hl.sweep(model, "h.0[..., *]", total, run=(x,), batch=4)
+    assert [size - 1 for size in sizes if size > 2] == [3, 3, 2]  # Without the unchanged copy.
 
 
 def test_a_list_that_is_no_list_of_batches_is_refused(model, x) -> None:

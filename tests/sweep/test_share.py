@@ -16,8 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import hookline as hl
-from hookline._sweep import share
-from hookline._sweep.portions import Portion, SweepFolder, SweepUnit
+from tests.support.long_series import in_a_long_series
 from tests.support.models import GPT, mlp
 from tests.support.prepared_processes import prepared_processes
 from tests.support.ranks import on_two_ranks
@@ -254,11 +253,19 @@ def test_batches_of_other_places_are_refused(tmp_path):
         swept(each, where="h.0[:, *]", run=[(X,), (X[:, :4],)], to=tmp_path / "to")
 
 
-def test_a_sweep_of_one_process_takes_no_fingerprints(monkeypatch):
-    monkeypatch.setattr(share, "model_digest", None)
-    swept()
-    with pytest.raises(TypeError):
-        swept(to="unused")
+def test_a_sweep_of_one_process_takes_no_fingerprints(tmp_path):
+    class Asked(Counted):
+        asked = 0
+
+        def fingerprint(self) -> str:
+            self.asked += 1
+            return super().fingerprint()
+
+    metric = Asked()
+    swept(metric)
+    assert metric.asked == 0
+    swept(metric, to=tmp_path / "to")
+    assert metric.asked > 0
 
 
 def test_one_rank_does_the_share_of_one_that_never_comes(tmp_path, monkeypatch):
@@ -343,18 +350,26 @@ def test_options_that_can_not_be_are_refused(tmp_path):
         hl.sweep(gpt, "h.*", norm, run=(X,))
 
 
-def test_measurements_survive_a_file(tmp_path):
-    swept(lambda output: output[0].half(), where="head[:, *]", to=tmp_path)
-    folder = SweepFolder(str(tmp_path))
-    folder._read_plan()
-    portions = folder.read()
-    assert {portion.base.dtype for portion in portions.values()} == {torch.float16}
-    assert sorted(cell for portion in portions.values() for cell in portion.values) == [0, 1, 2, 3, 4]
-    odd = Portion(float("nan"), {0: float("inf"), 1: torch.tensor([True, False])})
-    again = Portion.from_bytes(odd.to_bytes(), SweepUnit(0, [0, 1]))
-    assert again.base != again.base
-    assert again.values[0] == float("inf")
-    assert again.values[1].tolist() == [True, False]
+@pytest.mark.parametrize(
+    "metric",
+    [
+        lambda output: output[0].half(),
+        lambda output: torch.stack([output[0, 0, 0] > 0, output[1, 0, 0] > 0]),
+        lambda output: float("inf") if output[0, 0, 0] > 0 else float("nan"),
+    ],
+    ids=["half", "bool", "not finite"],
+)
+def test_measurements_survive_a_file(tmp_path, metric):
+    counted = Counted(metric)
+    first = swept(counted, where="head[:, *]", to=tmp_path / "to")
+    counted.calls = 0
+    again = swept(counted, where="head[:, *]", to=tmp_path / "to")
+    assert counted.calls == 1
+    assert len(again) == 5
+    for found in (again, swept(metric, where="head[:, *]")):
+        for one, two in zip((found.base, *found.values()), (first.base, *first.values()), strict=True):
+            assert type(one) is type(two)
+            torch.testing.assert_close(torch.as_tensor(one), torch.as_tensor(two), equal_nan=True)
 
 
 @pytest.fixture(scope="module")
@@ -380,6 +395,7 @@ def test_ray_measures_what_one_process_does_though_a_worker_dies(tmp_path):
     assert metric.calls == 1  # The first run, for the base value.
 
 
+@in_a_long_series
 @pytest.mark.slow
 @pytest.mark.usefixtures("_cluster")
 def test_ray_gets_a_function_that_makes_the_model_or_a_metric_that_holds_it():

@@ -1,53 +1,65 @@
-"""Each run of a sweep begins in the state of the first one: see `_sweep/start_state.py`."""
+"""Each run of a sweep begins in the state of the first one."""
 
 from __future__ import annotations
 
+import copy
+
+import pytest
 import torch
 from torch import Tensor, nn
 
 import hookline as hl
-from hookline._sweep.start_state import StartState
+from tests.support.models import tokens
+from tests.support.sweeps import total
 
 
 class Model(nn.Module):
-    def __init__(self) -> None:
+    """What it returns depends on its runs before: on an attribute, a list, a buffer or random numbers."""
+
+    def __init__(self, kind: str) -> None:
         super().__init__()
-        self.norm = nn.BatchNorm1d(4)
+        torch.manual_seed(0)
+        self.one, self.two, self.norm, self.kind = nn.Linear(8, 8), nn.Linear(8, 8), nn.BatchNorm1d(5), kind
         self.seen: list[float] = []
         self.calls = 0
 
     def forward(self, x: Tensor) -> Tensor:
         self.calls += 1
         self.seen.append(float(x.sum()))
-        return self.norm(x)
+        self.norm(x)
+        before = {
+            "attribute": self.calls,
+            "list": len(self.seen),
+            "buffer": self.norm.running_var.mean() + int(self.norm.num_batches_tracked),
+            "random": torch.rand(()),
+        }
+        return self.two(self.one(x) * before[self.kind])
 
 
-def test_attributes_buffers_and_random_numbers_are_put_back() -> None:
-    model = Model()
-    start = StartState(model)
-    assert not start.put_back()
-    assert not start.are_buffers_written
-
-    random = torch.get_rng_state()
-    torch.rand(3)
-    assert start.put_back()
-    assert torch.get_rng_state().equal(random)
-
-    model(torch.randn(2, 4))
-    assert start.put_back()
+@pytest.mark.parametrize("batch", [1, None])
+@pytest.mark.parametrize("kind", ["attribute", "list", "buffer", "random"])
+@pytest.mark.filterwarnings("ignore::hookline.HooklineWarning")
+def test_attributes_buffers_and_random_numbers_are_put_back(kind, batch) -> None:
+    model, x = Model(kind), tokens()
+    fresh = copy.deepcopy(model)
+    torch.manual_seed(3)
+    found = hl.sweep(model, "one[:, *]", total, run=(x,), batch=batch)
+    after = torch.rand(3)
     assert (model.calls, model.seen, int(model.norm.num_batches_tracked)) == (0, [], 0)
-    assert torch.equal(model.norm.running_var, torch.ones(4))
-    assert start.are_buffers_written
-    assert not start.put_back()
+    assert torch.equal(model.norm.running_var, torch.ones(5))
+    for site, value in found.items():
+        torch.manual_seed(3)
+        assert value == pytest.approx(total(hl.run(copy.deepcopy(fresh), x, patch={site: 0.0})).item(), rel=1e-4)
+    torch.manual_seed(3)
+    assert torch.equal(torch.rand(3), after)
 
 
 def test_hooks_that_are_attached_meanwhile_stay() -> None:
-    model = nn.Sequential(Model().eval(), nn.Linear(4, 4))
-    start = StartState(model)
-    with hl.capture(model, "*", keep="all") as acts:
-        assert not start.put_back()
-        model(torch.randn(2, 4))
-        assert start.put_back()
-        model(torch.randn(2, 4))
-    assert len(acts.calls("1")) == 2
-    assert model[0].calls == 1
+    model = Model("list").eval()
+    with hl.capture(model, "two", keep="all") as acts:
+        hl.sweep(model, "one[:, *]", total, run=(tokens(),), batch=1)
+        during = len(acts.calls("two"))
+        model(tokens())
+    assert during > 2
+    assert len(acts.calls("two")) == during + 1
+    assert model.calls == 1

@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 import hookline as hl
-from hookline._sweep.sweep import Sweep
 from tests.support.models import GPT, mlp, tokens
 
 
@@ -131,12 +130,10 @@ def test_it_prints_as_a_table_with_bars() -> None:
 
 def test_a_change_that_gives_a_nan_matters_most() -> None:
     values = {f"h.{number}": float(number) for number in range(100)} | {"h.3": float("nan")}
-    from hookline._sweep.sweep import Sweep
-
-    shown = str(Sweep(0.0, values))
+    shown = str(hl.Sweep(0.0, values))
     assert "h.3 " in shown
     assert "h.4 " not in shown
-    assert len(f"{Sweep(0.0, values):all}".splitlines()) == 103
+    assert len(f"{hl.Sweep(0.0, values):all}".splitlines()) == 103
 
 
 @pytest.mark.parametrize(
@@ -187,8 +184,8 @@ def test_it_can_be_drawn(model, x) -> None:
 
 
 def test_the_table_shows_what_was_measured_also_where_the_change_is_no_number():
-    assert "1e+20" in str(Sweep(float("inf"), {"h.0": 1e20}))
-    assert re.search(r"h\.0 +3 ", str(Sweep(1e20, {"h.0": 3.0})))
+    assert "1e+20" in str(hl.Sweep(float("inf"), {"h.0": 1e20}))
+    assert re.search(r"h\.0 +3 ", str(hl.Sweep(1e20, {"h.0": 3.0})))
 
 
 @pytest.mark.parametrize("measure", [None, 3, "loss", torch.ones(1), [1.0]])

@@ -8,7 +8,7 @@ import safetensors.torch
 import torch
 
 import hookline as hl
-from hookline._cache.file import write_file
+from hookline._kernel import write_file
 from tests.support.cache_files import leftovers
 
 
