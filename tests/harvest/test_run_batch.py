@@ -13,7 +13,6 @@ from torch.utils.data import (
 )
 
 import hookline as hl
-from hookline._jobs.fingerprints import digest
 from tests.support.harvest_models import Tagger, Texts, X, expected, net
 
 
@@ -171,8 +170,17 @@ def test_sparse_and_nested_batches_go_in_but_sparse_values_are_refused(to):
         assert torch.allclose(store["one"][:], model.one(X[:10]), atol=1e-6)
     with pytest.raises(hl.HooklineError, match="make it dense with transform="):
         hl.harvest(model, batches, "one", to=to / "b", transform=lambda value: value.to_sparse())
-    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
-    assert digest(nested) != digest(nested * 2)
+
+
+def test_nested_tensors_that_a_function_holds_are_compared(to):
+    def adding(by):
+        nested = torch.nested.nested_tensor([torch.ones(2), by * torch.ones(3)])
+        return lambda value: value + nested.unbind()[1].sum()
+
+    hl.Harvest(net(), X, "0", to=to, batch_size=8, unit=8, transform=adding(1)).run_unit(0)
+    with pytest.raises(hl.StoreError, match="its transform differs"):
+        hl.harvest(net(), X, "0", to=to, batch_size=8, transform=adding(2))
+    assert len(hl.harvest(net(), X, "0", to=to, batch_size=8, transform=adding(1))["0"]) == 50
 
 
 def test_a_loss_without_a_gradient_to_keep_is_refused(to):

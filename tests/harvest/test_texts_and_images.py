@@ -13,7 +13,6 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import hookline as hl
-from hookline._harvest.texts_and_images import Lines, takes_positions
 from tests.support.needs import needs
 from tests.support.real_models import (
     SENTENCES,
@@ -45,10 +44,11 @@ def test_rows_of_a_padded_batch_are_those_of_each_text_by_itself(name, side, tmp
         assert store.rows("input_ids", sample=sample).tolist() == numbers(text)
 
 
-def test_positions_are_given_only_to_models_that_do_not_count_by_themselves():
-    assert [name for name, (build, _) in TEXT_MODELS.items() if not takes_positions(build())] == ["RoBERTa"]
-    assert not takes_positions(t5())
-    assert takes_positions(nn.DataParallel(gpt2()))
+def test_positions_are_given_to_a_model_inside_a_wrapper_too(tmp_path):
+    data, site = hl.Texts(SENTENCES, tokenizer("left")), "transformer.h.1"
+    store = hl.harvest(nn.DataParallel(of(gpt2)).eval(), data, site, to=tmp_path / "acts", rows="tokens", batch_size=3)
+    for sample, text in enumerate(SENTENCES):
+        near(store.rows(site, sample=sample), alone(of(gpt2), site, text))
 
 
 def test_the_last_token_is_at_the_last_position_only_where_padding_is_on_the_left(tmp_path):
@@ -103,15 +103,15 @@ def test_a_text_that_is_too_long_is_cut_only_when_asked(tmp_path):
 def test_the_lines_of_a_file_are_its_texts_and_blank_ones_are_none(tmp_path):
     file = tmp_path / "corpus.txt"
     file.write_bytes(b"the cat\r\n\n  \na dog ran\nz\xc3\xbcrich")
-    lines = Lines(file)
-    assert list(lines) == ["the cat", "a dog ran", "zürich"]
-    assert lines[-1] == "zürich"
-    assert lines[1:] == ["a dog ran", "zürich"]
-    with pytest.raises(IndexError, match="has 3 texts, and no number 3"):
-        lines[3]
-    again = pickle.loads(pickle.dumps(lines))
-    assert "array" not in repr(vars(again))
-    assert again[1] == "a dog ran"
+    words = tokenizer()
+    words.add_tokens(["zürich"])
+    data, listed = hl.Texts(file, words), hl.Texts(["the cat", "a dog ran", "zürich"], words)
+    for texts in (data, pickle.loads(pickle.dumps(data))):
+        assert len(texts) == 3
+        assert [texts[at] for at in range(3)] == [listed[at] for at in range(3)]
+        with pytest.raises(IndexError, match="has 3 texts, and no number 3"):
+            texts[3]
+    assert listed[2]["input_ids"] == [words.convert_tokens_to_ids("zürich")]
 
 
 def test_a_field_of_each_line_of_json_is_a_text(tmp_path):

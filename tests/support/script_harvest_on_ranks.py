@@ -17,7 +17,7 @@ from tests.support import harvests
 class Dying(harvests.Sentences):
     """Sentences that once, after `units` units are done, kill the process that loads one. Each rank notes its loads."""
 
-    def __init__(self, folder: Path, units: int | None = None, seconds: float = 0.01) -> None:
+    def __init__(self, folder: Path, units: int | None = None, seconds: float = 0.004) -> None:
         super().__init__(96)
         self.folder = folder
         self.units = units
@@ -47,7 +47,7 @@ class Dying(harvests.Sentences):
 class Broken(Dying):
     """Sentences of which number 50 can't be loaded, or kills the process that loads it."""
 
-    def __init__(self, folder: Path, units: int | None = None, seconds: float = 0.01, kills: bool = False) -> None:
+    def __init__(self, folder: Path, units: int | None = None, seconds: float = 0.004, kills: bool = False) -> None:
         super().__init__(folder, units, seconds)
         self.kills = kills
 

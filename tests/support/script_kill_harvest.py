@@ -22,8 +22,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hookline._store.storage import open_storage
-from hookline._store.writer import remove_leftovers
 from tests.support import harvests
 
 # In memory, if there is room, since no kill waits for the disk: a process dies there as it does on a disk.
@@ -64,6 +62,14 @@ class Deaths:
         return counted
 
 
+def resume(to: Path, notes: Path | None = None) -> None:
+    """Run the harvest, or what is left of it."""
+    if "--batches" in sys.argv:
+        harvests.harvest(to, harvests.Batches(), batch_size=None, unit=2)
+    else:
+        harvests.harvest(to, harvests.Sentences(notes=notes))
+
+
 def child(to: Path, notes: Path, aim: Aim | None = None) -> tuple[int, int]:
     """Start the harvest in a forked process; return its pid, and a pipe that gets its counted calls at the end."""
     reading, writing = os.pipe()
@@ -76,10 +82,7 @@ def child(to: Path, notes: Path, aim: Aim | None = None) -> tuple[int, int]:
         tell = os.write
         tell(writing, b"!")
         deaths = Deaths(aim)
-        if "--batches" in sys.argv:
-            harvests.harvest(to, harvests.Batches(), batch_size=None, unit=2)
-        else:
-            harvests.harvest(to, harvests.Sentences(notes=notes))
+        resume(to, notes)
         tell(writing, json.dumps(deaths.calls).encode())
         status = 0
     except BaseException:
@@ -163,11 +166,12 @@ def files_of(to: Path) -> int:
 
 
 def sweep_hidden(to: Path) -> int:
-    """Make a store's hidden files old, remove leftovers, and check that none is left; return how many there were."""
+    """Make a store's hidden files old, resume, and check that none is left; return how many there were."""
     hidden = list(to.rglob(".*"))
     for path in hidden:
         os.utime(path, (0, 0))
-    remove_leftovers(open_storage(to))
+    if hidden:
+        resume(to)
     assert not list(to.rglob(".*")), list(to.rglob(".*"))
     return len(hidden)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import zlib
@@ -134,6 +135,14 @@ def seal(value):
     value.pop("checksum", None)
     text = json.dumps(value, sort_keys=True, separators=(",", ":"))
     return json.dumps({**value, "checksum": f"{zlib.crc32(text.encode()):08x}"}).encode()
+
+
+def manifest_with(data: bytes, spec: Mapping[str, Any]) -> bytes:
+    """Return the manifest of a store with other content of its spec, and with the hash and checksum of that."""
+    found = json.loads(data)
+    found["spec"] = spec
+    text = json.dumps({"spec": spec, "arrays": found["arrays"]}, sort_keys=True, separators=(",", ":"))
+    return seal({**found, "hash": hashlib.sha256(text.encode()).hexdigest()})
 
 
 def made(
