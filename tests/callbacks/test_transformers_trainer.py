@@ -11,6 +11,7 @@ from tests.support.watch_models import Rows, WithLoss
 class TestTrainer:
     @pytest.fixture
     def transformers(self):
+        pytest.importorskip("accelerate")  # For its Trainer.
         return pytest.importorskip("transformers")
 
     def trainer(self, transformers, tmp_path, rows, **options):

@@ -256,6 +256,7 @@ def picture(width: int, tint: int) -> Any:
 
 
 def vit_processor() -> Any:
+    needs("PIL")
     module = pytest.importorskip("transformers.models.vit.image_processing_pil_vit")
     return module.ViTImageProcessorPil(size={"height": 16, "width": 16})
 

@@ -64,6 +64,7 @@ def test_numbers_that_arrow_has_stay_what_they_are(tmp_path, dtype):
 
 @pytest.mark.parametrize("dtype", ODD, ids=str)
 def test_numbers_that_arrow_does_not_have_are_refused_or_kept_bit_by_bit(tmp_path, dtype):
+    pytest.importorskip("datasets")
     rows = values(dtype)
     store = store_of(tmp_path / "acts", h=rows)
     with pytest.raises(hl.StoreError, match=r"'h' is (bfloat|float8|complex).*give bits=True to keep its bits"):
