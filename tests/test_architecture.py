@@ -181,7 +181,7 @@ def tracked_files() -> list[Path]:
         listing = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
         names = subprocess.run(listing, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0")
     except (OSError, subprocess.CalledProcessError):
-        pytest.skip("not a clone of the repository")
+        pytest.skip("needs a clone of the repository")
     return [ROOT / name for name in names if name and (ROOT / name).is_file()]
 
 

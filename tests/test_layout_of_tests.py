@@ -139,6 +139,26 @@ def test_no_file_imports_from_a_test_file():
     assert not found, "what two test files need belongs in tests/support"
 
 
+def reasons(tree: ast.Module) -> list[str]:
+    """Return the reasons of the skips in a file; of a text with names in it, its beginning."""
+    found = []
+    for node in ast.walk(tree):
+        name = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+        if name in ("pytest.skip", "pytest.importorskip", "pytest.mark.skip", "pytest.mark.skipif"):
+            texts = [word.value for word in node.keywords if word.arg == "reason"]
+            texts += node.args[:1] if name == "pytest.skip" else []
+            texts = [text.values[0] if isinstance(text, ast.JoinedStr) else text for text in texts]
+            found += [text.value for text in texts if isinstance(text, ast.Constant)]
+    return found
+
+
+def test_every_skip_says_what_it_needs():
+    trees = {path: ast.parse(path.read_text(encoding="utf-8"), str(path)) for path in FILES}
+    found = [(str(path.relative_to(TESTS)), reason) for path, tree in trees.items() for reason in reasons(tree)]
+    assert len(found) > 20
+    assert not [one for one in found if not one[1].startswith("needs ")]
+
+
 def shape_of(node: ast.FunctionDef | ast.ClassDef) -> str:
     """Return the code of a helper without its name, docstrings and annotations."""
     tree = ast.parse(ast.unparse(node))

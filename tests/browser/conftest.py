@@ -31,7 +31,7 @@ def browser() -> Iterator[object]:
     if program is None and os.environ.get("CI", "").lower() == "true":
         pytest.fail("no Chromium is installed, but CI must test the explorer page: see .ci/run")
     if program is None:
-        pytest.skip("no Chromium is installed (or name one in HOOKLINE_BROWSER)")
+        pytest.skip("needs Chromium, or the name of a browser in HOOKLINE_BROWSER")
     api = needs("playwright.sync_api")
 
     with api.sync_playwright() as playwright:

@@ -75,7 +75,7 @@ def difference(one: Path, other: Path) -> float:
     return float(numpy.abs(small[0] - small[1]).mean())
 
 
-@pytest.mark.skipif(REWRITE, reason="the screenshots are being rewritten")
+@pytest.mark.skipif(REWRITE, reason="needs HOOKLINE_IMAGES to be unset: it rewrites the screenshots")
 def test_the_comparison_sees_a_page_that_is_empty_or_another(tmp_path):
     needs("PIL")
     from PIL import Image

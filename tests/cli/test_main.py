@@ -158,7 +158,7 @@ def test_an_interrupted_command_is_status_130(monkeypatch):
     assert result.stderr == "hookline: interrupted\n"
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="there, Ctrl-C is no signal to one process")
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a system where Ctrl-C is a signal to one process")
 def test_a_real_interrupt_is_one_line_and_status_130(tmp_path):
     (tmp_path / "slow.py").write_text(
         "import time\n\ndef model():\n    open('began', 'w').close()\n    time.sleep(60)\n"

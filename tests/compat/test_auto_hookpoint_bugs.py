@@ -235,7 +235,7 @@ def test_threads_have_hooks_of_their_own(x):
 
 def test_points_are_those_of_transformer_lens_where_it_is_there(kind_of_points):  # noqa: F811
     if kind_of_points == "own":
-        pytest.skip("transformer_lens is not used")
+        pytest.skip("needs transformer_lens")
     import transformer_lens
     from transformer_lens.hook_points import HookPoint
 

@@ -335,7 +335,7 @@ def test_pools_and_unpools_in_checkpoints_count_once():
 @pytest.mark.parametrize("wrap", [lambda layer: torch.compile(layer, backend="eager"), nn.DataParallel], ids=["c", "d"])
 def test_a_layer_in_a_wrapper_is_a_layer(wrap):
     if wrap is nn.DataParallel and torch.cuda.is_available():
-        pytest.skip("it moves the input to a CUDA device")
+        pytest.skip("needs a machine without CUDA: it moves the input there")
     model, x = mlp(), torch.ones(2, 4)
     inner, model[0] = model[0], wrap(model[0])
     with get_layer_outputs(model.named_modules()) as outputs, get_layer_inputs(model.named_modules()) as inputs:

@@ -128,7 +128,7 @@ def test_the_end_of_python_is_no_reason_to_warn_of_anything_else() -> None:
     assert said_by("kept = hl.Hooks(model).patch({'0': 0.0})") == ""
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="Windows has no fork")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_fork_that_ends_does_not_warn_of_short_forms_that_its_parent_will_enter() -> None:
     fork = "if os.fork() == 0: raise SystemExit\nos.wait()\n"
     assert said_by("import os; kept = hl.capture(model, '0')\n" + fork + "with kept: model(torch.ones(1))") == ""

@@ -17,7 +17,7 @@ peft = pytest.importorskip("peft")
 
 QUERY = "model.layers.0.self_attn.q_proj"
 QUANTIZATION = pytest.mark.skipif(
-    not hasattr(torch.ao.quantization, "quantize_dynamic"), reason="this torch has no eager quantization"
+    not hasattr(torch.ao.quantization, "quantize_dynamic"), reason="needs a torch with eager quantization"
 )
 
 

@@ -316,7 +316,10 @@ def test_a_gradient_that_keeps_its_graph_is_not_held_by_its_own_hook(nested: boo
         gc.enable()
 
 
-@pytest.mark.skipif(sys.version_info >= (3, 12), reason="from 3.12 on Python collects garbage between two instructions")
+@pytest.mark.skipif(
+    sys.version_info >= (3, 12),
+    reason="needs Python 3.11: later, garbage is collected between instructions",
+)
 def test_no_context_variable_is_set_while_python_collects_garbage() -> None:
     def waits(model: nn.Module) -> Iterator[None]:
         with hl.capture(model, "0"):

@@ -500,7 +500,7 @@ class TestRun:
             hl.run(Coder().encode, X, patch={"decode()": 0.0})
 
 
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="exceptions have no notes before Python 3.11")
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="needs Python 3.11, whose exceptions have notes")
 class TestSkips:
     @pytest.mark.parametrize(
         ("skip", "what"), [("encode()", "its first argument"), ({"encode()": torch.zeros(2, 3)}, "the given value")]

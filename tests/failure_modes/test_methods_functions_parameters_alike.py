@@ -328,7 +328,7 @@ def ddp(model: nn.Module) -> nn.Module:
 
 def fsdp2(model: nn.Module) -> nn.Module:
     if not hasattr(fsdp, "fully_shard"):
-        pytest.skip("torch 2.6 brought torch.distributed.fsdp.fully_shard")
+        pytest.skip("needs torch 2.6, for torch.distributed.fsdp.fully_shard")
     fsdp.fully_shard(model.sae)
     fsdp.fully_shard(model)
     return model

@@ -95,7 +95,7 @@ def test_ddp_is_seen_through_and_its_gradients_are_those_of_the_bare_model() -> 
 
 @NO_SHARDING
 @AFTER_A_STOP
-@pytest.mark.skipif(not HAS_FSDP2, reason="FSDP1 of torch 2.4 fails after a forward that did not run to its end")
+@pytest.mark.skipif(not HAS_FSDP2, reason="needs torch 2.6: older FSDP1 fails after a forward that did not end")
 @pytest.mark.usefixtures("one_process")
 def test_fsdp1_is_seen_through_and_keeps_its_own_hooks() -> None:
     """E13"""
@@ -116,7 +116,7 @@ def test_fsdp1_is_seen_through_and_keeps_its_own_hooks() -> None:
 
 
 @VIEWS
-@pytest.mark.skipif(not HAS_FSDP2, reason="torch 2.6 brought torch.distributed.fsdp.fully_shard")
+@pytest.mark.skipif(not HAS_FSDP2, reason="needs torch 2.6, which brought torch.distributed.fsdp.fully_shard")
 @pytest.mark.usefixtures("one_process")
 def test_fsdp2_gathers_and_shards_around_our_values_as_without_us() -> None:
     """E13"""
@@ -140,7 +140,7 @@ def test_fsdp2_gathers_and_shards_around_our_values_as_without_us() -> None:
     assert all(isinstance(parameter, DTensor) for parameter in model.parameters())
 
 
-@pytest.mark.skipif(not hasattr(tensor, "DTensor"), reason="torch 2.5 brought torch.distributed.tensor.DTensor")
+@pytest.mark.skipif(not hasattr(tensor, "DTensor"), reason="needs torch 2.5, for torch.distributed.tensor")
 @pytest.mark.usefixtures("one_process")
 def test_a_tensor_parallel_value_is_whole_or_as_asked_the_dtensor_with_its_placement() -> None:
     """E13"""

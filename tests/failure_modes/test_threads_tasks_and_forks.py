@@ -480,7 +480,7 @@ def test_threads_that_place_and_take_away_hooks_at_once_leave_none_behind() -> N
     assert state_of(model) == before
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system can't fork")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 class TestFork:
     """F06"""
 

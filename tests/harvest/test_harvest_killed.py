@@ -14,7 +14,7 @@ from tests.support.running import python
 KILLS = 200 if IS_LONG else 40
 MOST_LOST = 5  # Units: four are open at once, and one more was loaded, but not begun.
 
-pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="forks what it kills")
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 
 
 @pytest.mark.slow
