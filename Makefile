@@ -112,8 +112,7 @@ bench-peers: $(INSTALLED)  ## Install eight other libraries, each by itself, and
 fuzz: $(INSTALLED)  ## Check N random models against an oracle, every architecture of transformers, Ctrl-C at any moment
 	$(BIN)/python -m tests.properties.fuzz $(N)
 	$(BIN)/python -m tests.failure_modes.every_port
-	HOOKLINE_ALL_MOMENTS=1 $(BIN)/python -m pytest -q tests/failure_modes/test_interrupts.py tests/failure_modes/test_races.py
-	HOOKLINE_DEEP=1 $(BIN)/$(PYTEST) -q -m deep tests
+	HOOKLINE_DEEP=1 $(BIN)/$(PYTEST) -q $(TESTS)
 
 diff: N = 2000
 diff: $(INSTALLED)  ## Run N random cases here and with the source of BASE, and show what a user would see differ

@@ -20,6 +20,7 @@ os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 import pytest
 import torch
 
+from tests.support.deep import IS_DEEP
 from tests.support.states import classes_left, hooks_left, left_in_process, modes_left, take_off_everything
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -88,7 +89,7 @@ def pytest_collection() -> Iterator[None]:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Put files with slow tests first, so that no worker ends with one; leave out what only `make fuzz` runs."""
-    if not os.environ.get("HOOKLINE_DEEP"):
+    if not IS_DEEP:
         deep = [item for item in items if "deep" in item.keywords]
         config.hook.pytest_deselected(items=deep) if deep else None
         items[:] = [item for item in items if "deep" not in item.keywords]

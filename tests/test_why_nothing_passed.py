@@ -120,7 +120,7 @@ def test_a_site_without_a_value_says_the_reason_that_is_known(read: Callable[[Ne
         read(Net())
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system can't fork")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_hooks_of_the_process_that_was_forked_say_so() -> None:
     model = Net()
     with kept(model) as acts:

@@ -145,7 +145,8 @@ class TestCounting:
             pytest.param(
                 True,
                 marks=pytest.mark.skipif(
-                    torch.__version__ < "2.5", reason="before torch 2.5, what autograd saves is copied at once"
+                    torch.__version__ < "2.5",
+                    reason="needs torch 2.5, before which what autograd saves is copied at once",
                 ),
             ),
         ],

@@ -474,7 +474,7 @@ print(len(glob.glob(tempfile.gettempdir() + "/hookline-*/*")), acts[""].sum().it
 
 
 class TestProcessesAndThreads:
-    @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+    @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
     def test_a_forked_process_leaves_the_files_and_nothing_is_left_when_the_interpreter_ends(
         self, nothing_stays_on_disk
     ):

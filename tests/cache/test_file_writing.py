@@ -19,12 +19,12 @@ import torch
 from hookline._kernel import read_file, write_file
 from hookline.errors import StoreError
 from tests.support.cache_files import leftovers
+from tests.support.deep import IS_DEEP
 from tests.support.quick_python import quick_python
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf")
 
 ALONE = [sys.executable]  # A process that can be killed, as no server has forked it.
-ALL_MOMENTS = bool(os.environ.get("HOOKLINE_ALL_MOMENTS"))  # As in `make fuzz`.
 
 
 def child(code: str, *arguments: object, python: list[str]) -> list[str]:
@@ -224,7 +224,7 @@ def test_a_writer_killed_at_any_moment_leaves_the_old_file_or_the_new_one(path: 
         """
     write_file(path, {"h": [0, torch.zeros(3)]})
     last, kills = 0, 0
-    delays = (0.0, 0.01, 0.03, 0.08, 0.13) if ALL_MOMENTS else (0.0, 0.03)
+    delays = (0.0, 0.01, 0.03, 0.08, 0.13) if IS_DEEP else (0.0, 0.03)
     for delay in delays:
         writer = subprocess.Popen(child(code, path, last + 1, python=ALONE), stdout=subprocess.PIPE)
         assert writer.stdout is not None

@@ -18,9 +18,6 @@ import torch
 from torch import Tensor, nn
 
 import hookline as hl
-from hookline._hooks.list_and_clear import Attached
-from hookline._scan.list_sites import Sites
-from hookline._scan.scan import Scan
 from hookline._stats import Stats
 
 LONG = "encoder.activation_between_both_of_the_layers"
@@ -161,11 +158,15 @@ def comparison(_folder: Path, variant: int) -> hl.Comparison:
     return hl.compare(a, b, run=(X,))
 
 
-def scan(_folder: Path, variant: int) -> Scan:
+# The classes of results that have no public name.
+Scan, Sites, Attached = (type(one) for one in (hl.scan(nn.ReLU(), X), hl.sites(nn.ReLU()), hl.attached(nn.ReLU())))
+
+
+def scan(_folder: Path, variant: int) -> Any:
     return hl.scan(net(), X[: 3 - variant])
 
 
-def sites(_folder: Path, variant: int) -> Sites:
+def sites(_folder: Path, variant: int) -> Any:
     return hl.sites(net(), *NAMES[variant:])
 
 
@@ -180,7 +181,7 @@ def stats(folder: Path, variant: int) -> Stats:
     return cache(folder, variant).stats()
 
 
-def attached(folder: Path, variant: int) -> Attached:
+def attached(folder: Path, variant: int) -> Any:
     made = hooks(folder, variant)
     found = hl.attached(made.model)
     made.remove()

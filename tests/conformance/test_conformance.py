@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 import hookline as hl
+from hookline._kernel import same_values
 from hookline._tables import Tabular
 from hookline._tables.terminal import width
-from hookline._values.fit import same_values
 from tests.conformance.offers import are_equal, copies, offers, without
 from tests.conformance.subjects import (
     BY_NAME,

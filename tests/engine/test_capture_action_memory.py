@@ -73,7 +73,9 @@ def test_what_the_model_overwrites_is_all_that_is_copied():
     assert ours.left == 2 * DEPTH * VALUE
 
 
-@pytest.mark.skipif(torch.__version__ < "2.5", reason="before torch 2.5, what autograd saves is copied at once")
+@pytest.mark.skipif(
+    torch.__version__ < "2.5", reason="needs torch 2.5, before which what autograd saves is copied at once"
+)
 @pytest.mark.parametrize("options", [{}, {"clone": False}], ids=str)
 def test_what_is_kept_for_backward_costs_nothing_to_capture(options):
     model = model_of()

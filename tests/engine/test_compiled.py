@@ -17,7 +17,7 @@ from tests.support.models import GPT, Nested, tokens
 
 # Dynamo asks every tensor that enters a graph for its `.grad`.
 pytestmark = [
-    pytest.mark.skipif(torch.__version__ < "2.8", reason="dynamo can't trace hooks before torch 2.8"),
+    pytest.mark.skipif(torch.__version__ < "2.8", reason="needs torch 2.8, whose dynamo can trace hooks"),
     pytest.mark.usefixtures("fresh_compiler"),
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"),
 ]

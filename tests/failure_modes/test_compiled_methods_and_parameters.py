@@ -22,8 +22,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"),
 ]
 # Hooks are not in a graph where dynamo can't trace them: tests/engine/test_compiled_by_old_torch.py has those values.
-IN_GRAPHS = pytest.mark.skipif(torch.__version__ < "2.8", reason="dynamo can't trace hooks before torch 2.8")
-STANCES = pytest.mark.skipif(not hasattr(torch.compiler, "set_stance"), reason="torch 2.6 brought set_stance")
+IN_GRAPHS = pytest.mark.skipif(torch.__version__ < "2.8", reason="needs torch 2.8, whose dynamo can trace hooks")
+STANCES = pytest.mark.skipif(not hasattr(torch.compiler, "set_stance"), reason="needs torch 2.6, for set_stance")
 
 
 class Gate(nn.Module):

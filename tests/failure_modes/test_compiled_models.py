@@ -21,8 +21,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"),
 ]
 # Hooks are not in a graph where dynamo can't trace them: tests/engine/test_compiled_by_old_torch.py has those values.
-IN_GRAPHS = pytest.mark.skipif(torch.__version__ < "2.8", reason="dynamo can't trace hooks before torch 2.8")
-STANCES = pytest.mark.skipif(not hasattr(torch.compiler, "set_stance"), reason="torch 2.6 brought set_stance")
+IN_GRAPHS = pytest.mark.skipif(torch.__version__ < "2.8", reason="needs torch 2.8, whose dynamo can trace hooks")
+STANCES = pytest.mark.skipif(not hasattr(torch.compiler, "set_stance"), reason="needs torch 2.6, for set_stance")
 
 BACKENDS = ("eager", "aot_eager")
 
@@ -245,7 +245,7 @@ def forget_graphs_of_old_torch() -> None:
 def test_inductor_gives_values_within_its_tolerance_and_the_same_output() -> None:
     """E05"""
     if torch.__version__ < "2.8":
-        pytest.importorskip("setuptools", reason="inductor needs it in an old torch")
+        pytest.importorskip("setuptools", reason="needs setuptools, for the inductor of an old torch")
     model, x = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8)), tokens()
     compiled = torch.compile(model)
     plain = compiled(x)

@@ -1,7 +1,7 @@
 """Ctrl-C at every moment of attaching, running and detaching: the model is left unchanged.
 
 By default the tests interrupt at every call of a hookline function, and at some of the other moments at which Python
-may raise KeyboardInterrupt. `HOOKLINE_ALL_MOMENTS=1`, as in `make fuzz`, tries all of them.
+may raise KeyboardInterrupt. `make fuzz` tries all of them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import contextlib
 import dis
 import gc
 import inspect
-import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -23,11 +22,12 @@ import torch
 from torch import Tensor, nn, overrides
 
 import hookline as hl
+from tests.support.deep import IS_DEEP
 from tests.support.states import left_in_process, state_of
 
 SOURCE = str(Path(hl.__file__).parent)
 CALLED = (contextlib.__file__, overrides.__file__)  # Modules that hookline calls and that are interrupted too.
-STEP = 1 if os.environ.get("HOOKLINE_ALL_MOMENTS") else 7
+STEP = 1 if IS_DEEP else 7
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),  # A block left open by the interrupt warns when freed.

@@ -156,7 +156,7 @@ def test_what_an_edit_function_keeps_does_not_move_the_models_input() -> None:
 @pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
 def test_what_the_forward_made_is_still_shared(mode: Any) -> None:
     if mode is torch.enable_grad and torch.__version__ < "2.5":
-        pytest.skip("before torch 2.5, what autograd saves is copied at once")
+        pytest.skip("needs torch 2.5, before which what autograd saves is copied at once")
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.LayerNorm(4), nn.Dropout(), nn.Linear(4, 4)).eval()
     made: dict[str, Tensor] = {}
     for name, layer in model.named_children():

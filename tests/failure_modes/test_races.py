@@ -1,12 +1,11 @@
 """Threads that share one model: a second thread may act at any moment of a forward, and each sees its own values.
 
-With `HOOKLINE_ALL_MOMENTS=1`, as in `make fuzz`, the tests try every moment, otherwise some.
+`make fuzz` tries every moment, and `make test` some.
 """
 
 from __future__ import annotations
 
 import gc
-import os
 import sys
 import threading
 from collections.abc import Callable
@@ -22,10 +21,11 @@ import torch
 from torch import Tensor, nn
 
 import hookline as hl
+from tests.support.deep import IS_DEEP
 from tests.support.states import state_of
 
 SOURCE = str(Path(hl.__file__).parent)
-STEP = 1 if os.environ.get("HOOKLINE_ALL_MOMENTS") else 9
+STEP = 1 if IS_DEEP else 9
 OTHER = ThreadPoolExecutor(1)  # Starting a thread for each meeting would take longer than the meeting.
 
 

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 
 import hookline as hl
 from tests.support import harvests
-from tests.support.long_series import IS_LONG
+from tests.support.deep import IS_DEEP
 from tests.support.quick_python import quick_python
 from tests.support.running import ROOT, environment, python
 from tests.support.script_harvest_on_ranks import Dying, allow
@@ -278,6 +278,6 @@ def test_a_file_where_the_store_should_be_is_refused(tmp_path):
 
 
 def test_ctrl_c_at_any_moment_does_not_leave_the_threads_that_write_waiting_for_each_other():
-    step = 1 if IS_LONG else 50
+    step = 1 if IS_DEEP else 50
     told = python("-m", "tests.support.script_interrupt_writer_threads", step, command=quick_python())
     assert int(told.split()[0]) > 25

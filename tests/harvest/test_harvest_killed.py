@@ -7,11 +7,11 @@ import os
 
 import pytest
 
-from tests.support.long_series import IS_LONG
+from tests.support.deep import IS_DEEP
 from tests.support.quick_python import quick_python
 from tests.support.running import python
 
-KILLS = 200 if IS_LONG else 40
+KILLS = 200 if IS_DEEP else 40
 MOST_LOST = 5  # Units: four are open at once, and one more was loaded, but not begun.
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

@@ -17,7 +17,6 @@ import torch
 
 import hookline as hl
 from tests.support import harvests
-from tests.support.long_series import in_a_long_series
 from tests.support.script_harvest_on_ranks import Broken, allow, made
 
 ray = pytest.importorskip("ray")
@@ -81,7 +80,7 @@ def test_two_actors_of_which_one_dies_write_what_one_process_does(tmp_path, expe
     assert not ray.is_initialized()  # The harvest started Ray, and shut it down.
 
 
-@in_a_long_series
+@pytest.mark.deep
 def test_what_ray_was_interrupted_in_another_engine_goes_on_with(tmp_path, expected, cluster):
     def interrupt() -> None:
         end = time.monotonic() + 300
@@ -101,7 +100,7 @@ def test_what_ray_was_interrupted_in_another_engine_goes_on_with(tmp_path, expec
     assert harvests.contents(tmp_path / "store") == expected
 
 
-@in_a_long_series
+@pytest.mark.deep
 def test_a_bad_sample_on_ray_is_raised_with_its_number(tmp_path, expected, cluster):
     with pytest.raises(hl.BadSample, match="sample 50 failed: ValueError: no such sentence"):
         harvests.harvest(tmp_path / "store", Broken(tmp_path), engine="ray", workers=1)
@@ -109,13 +108,13 @@ def test_a_bad_sample_on_ray_is_raised_with_its_number(tmp_path, expected, clust
     assert harvests.contents(tmp_path / "store") == expected
 
 
-@in_a_long_series
+@pytest.mark.deep
 def test_a_unit_that_kills_every_worker_is_given_up_by_name(tmp_path, cluster):
     with pytest.raises(hl.HooklineError, match="unit 12 has killed its worker 4 times; is there enough memory"):
         harvests.harvest(tmp_path / "store", Broken(tmp_path, kills=True), engine="ray", workers=1)
 
 
-@in_a_long_series
+@pytest.mark.deep
 def test_another_harvest_on_ray_is_refused_in_words(tmp_path, cluster):
     harvests.harvest(tmp_path / "store", harvests.Sentences(8))
     with pytest.raises(hl.StoreError, match="it has 'embed' .float32.* this run 'embed' .bfloat16"):

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from tests.support import harvests
-from tests.support.long_series import in_a_long_series
 from tests.support.quick_python import quick_python
 from tests.support.running import python
 from tests.support.script_harvest_on_ranks import Dying
@@ -44,7 +43,7 @@ def test_two_ranks_of_which_one_dies_write_what_one_process_does(tmp_path, expec
     assert len(first) + len(second) < 2 * UNITS
 
 
-@in_a_long_series
+@pytest.mark.deep
 def test_what_two_ranks_began_three_go_on_with_and_one_process_ends(tmp_path, expected):
     failed = torchrun(2, tmp_path, 4, fails=True)
     assert "SIGKILL" in failed

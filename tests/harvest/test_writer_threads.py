@@ -9,7 +9,6 @@ import torch
 
 import hookline as hl
 from tests.support.harvest_models import X, expected, net
-from tests.support.long_series import in_a_long_series
 from tests.support.quick_python import run_forked
 
 FEW_FILES = """
@@ -43,13 +42,13 @@ print(most() - before)
 """
 
 
-@pytest.mark.skipif(not hasattr(__import__("os"), "fork"), reason="limits what a process may open")
+@pytest.mark.skipif(not hasattr(__import__("os"), "fork"), reason="needs fork, to limit what a process may open")
 def test_many_sites_do_not_use_up_the_files_of_a_process(tmp_path):
     done = run_forked(FEW_FILES, tmp_path)
     assert done.stdout == "20\n", done.stderr
 
 
-@in_a_long_series
+@pytest.mark.deep
 def test_a_slow_disk_holds_the_model_back_so_that_memory_stays_bounded(tmp_path):
     done = run_forked(SLOW_DISK, tmp_path)
     assert int(done.stdout) < 1200, done.stderr  # MiB, of 2560 that pass.

@@ -16,7 +16,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import hookline as hl
-from tests.support.long_series import in_a_long_series
 from tests.support.models import GPT, mlp
 from tests.support.prepared_processes import prepared_processes
 from tests.support.ranks import on_two_ranks
@@ -395,7 +394,7 @@ def test_ray_measures_what_one_process_does_though_a_worker_dies(tmp_path):
     assert metric.calls == 1  # The first run, for the base value.
 
 
-@in_a_long_series
+@pytest.mark.deep
 @pytest.mark.slow
 @pytest.mark.usefixtures("_cluster")
 def test_ray_gets_a_function_that_makes_the_model_or_a_metric_that_holds_it():
