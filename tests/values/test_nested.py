@@ -235,6 +235,12 @@ def test_modules_and_functions_inside_a_value_are_left_alone() -> None:
     assert value["function"] is len
 
 
+def test_a_part_of_a_part_of_a_tensor_is_put() -> None:
+    old = torch.zeros(2, 2, 2)
+    assert put_part(old, (1, slice(None), 0), torch.ones(2)).tolist() == [[[0, 0], [0, 0]], [[1, 1], [0, 0]]]
+    assert not old.any()
+
+
 def test_autograd_flows_through_a_part_that_was_put() -> None:
     old, new = torch.ones(2, 2, requires_grad=True), torch.full((2,), 3.0, requires_grad=True)
     (put_part((old * 2,), (0, 0), new)[0] ** 2).sum().backward()
