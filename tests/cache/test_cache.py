@@ -345,16 +345,6 @@ def test_what_can_not_be_paired_says_why() -> None:
         acts.with_gradients()
 
 
-def test_statistics_are_those_of_every_call() -> None:
-    model = nn.Sequential(nn.Identity())
-    with hl.capture(model, "0", keep="all") as acts:
-        model(torch.tensor([math.nan, 1.0]))
-        model(torch.tensor([2.0, 6.0]))
-    assert acts.stats()["0"].nan == 0.25
-    assert (acts.stats()["0"].mean, acts.stats()["0"].max) == (3.0, 6.0)
-    assert "<svg" in acts.stats()._repr_html_()
-
-
 def test_a_star_selects_what_each_call_has() -> None:
     model = nn.Sequential(nn.Identity())
     with hl.capture(model, "0", keep="all") as acts:

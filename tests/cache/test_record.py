@@ -145,23 +145,3 @@ def test_after_a_failed_forward_the_cache_lists_what_can_be_read_and_nothing_els
         assert list(acts) == ["0"]
         assert "2" not in acts
         assert dict(acts).keys() == {"0"}
-
-
-def test_caches_of_several_calls_are_combined_call_by_call() -> None:
-    model = nn.Sequential(nn.Identity())
-    with hl.capture(model, "0", keep="all") as one:
-        model(torch.ones(2))
-        model(torch.ones(2) * 3)
-    with hl.capture(model, "0", keep="all") as other:
-        model(torch.zeros(2))
-        model(torch.ones(2))
-    assert [value.tolist() for value in (one - other).calls("0")] == [[1.0, 1.0], [2.0, 2.0]]
-    with pytest.raises(hl.HooklineError, match="2 calls in one cache and 1"):
-        one - hl.Cache({"0": torch.ones(2)})
-
-
-def test_a_star_selects_every_index_of_a_whole_value() -> None:
-    _, acts = hl.run(nn.Sequential(nn.Identity()), torch.arange(6.0).view(2, 3), capture="0")
-    chosen = acts.select("0[:, *]")
-    assert list(chosen) == ["0[:, 0]", "0[:, 1]", "0[:, 2]"]
-    assert chosen.stack().tolist() == [[0.0, 3.0], [1.0, 4.0], [2.0, 5.0]]

@@ -346,15 +346,6 @@ def test_a_part_that_some_calls_lack_is_not_replayed() -> None:
             hl.patch(model, source.select("h.1[:, 4]"))
 
 
-def test_a_star_selects_what_each_call_has() -> None:
-    chosen = kept(a=[torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([[4.0]])]).select("a[:, *]")
-    assert {site: [value.item() for value in chosen.calls(site)] for site in chosen} == {
-        "a[:, 0]": [1.0, 4.0],
-        "a[:, 1]": [2.0],
-        "a[:, 2]": [3.0],
-    }
-
-
 @pytest.mark.parametrize(
     ("where", "reason"),
     [

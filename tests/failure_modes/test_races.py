@@ -34,7 +34,7 @@ def elsewhere(act: Callable[[], object]) -> None:
     OTHER.submit(Context().run, act).result()
 
 
-def begin_elsewhere(act: Callable[[], object], wait: float | None) -> Future[object]:
+def begin_elsewhere(act: Callable[[], object], wait: float) -> Future[object]:
     """Do something on the other thread, in a new context, and wait some seconds for its end."""
     future = OTHER.submit(Context().run, act)
     with suppress(TimeoutError):
@@ -73,7 +73,7 @@ class Meeting:
     If that needs a lock which this thread holds at that moment, the other thread goes on when it is free.
     """
 
-    def __init__(self, moment: int, act: Callable[[], object], wait: float | None = 0.05) -> None:
+    def __init__(self, moment: int, act: Callable[[], object], wait: float = 0.05) -> None:
         self.moment = moment
         self.act = act
         self.wait = wait
@@ -261,7 +261,7 @@ def test_a_capture_on_all_threads_keeps_the_call_that_began_last_whenever_they_c
     while moment <= moments:
         acts.clear()
         model(x)  # So that the moments are the same each time.
-        meeting = Meeting(moment, lambda: model(x * 2), wait=None)
+        meeting = Meeting(moment, lambda: model(x * 2), wait=10)
         with meeting:
             model(x)
         moments = max(moments, meeting.passed)
