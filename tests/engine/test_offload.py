@@ -84,6 +84,8 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> Memory:
         "Event": Event,
     }.items():
         monkeypatch.setattr(torch.cuda, name, stand_in)
+    # A torch that is built with CUDA would look for a device. hookline took this function from torch when it was imported.
+    monkeypatch.setattr(offload, "raw_stream", lambda _index: 0, raising=False)
     monkeypatch.setattr(Event, "made", weakref.WeakSet(), raising=False)
     monkeypatch.setattr(torch, "empty_like", made.take)
     monkeypatch.setattr(Tensor, "record_stream", lambda _self, _stream: None)
