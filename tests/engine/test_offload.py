@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import os
 import pickle
+import threading
 import time
 import weakref
 from contextlib import nullcontext
@@ -84,7 +85,7 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> Memory:
         "Event": Event,
     }.items():
         monkeypatch.setattr(torch.cuda, name, stand_in)
-    # A torch that is built with CUDA would look for a device. hookline took this function from torch when it was imported.
+    # A torch that is built with CUDA would look for a device. hookline has this function from torch.
     monkeypatch.setattr(offload, "raw_stream", lambda _index: 0, raising=False)
     monkeypatch.setattr(Event, "made", weakref.WeakSet(), raising=False)
     monkeypatch.setattr(torch, "empty_like", made.take)
@@ -237,14 +238,24 @@ def test_no_more_than_the_limit_is_held_and_the_oldest_that_nobody_has_read_move
 def test_a_value_that_moves_while_somebody_reads_it_is_one_and_the_same(
     memory: Memory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hl.pinned, "limit", 2 << 20)
-    for _ in range(20):
-        kept = [sent(torch.arange(70_000.0)) for _ in range(8)]  # The fifth lets the first ones move.
-        first = [one.read(HERE) for one in kept]
-        assert all(one.read(HERE) is value for one, value in zip(kept, first, strict=True))
-        assert all(value.equal(torch.arange(70_000.0)) for value in first)
-        time.sleep(0.002)  # What moves has moved.
-        assert all(one.read(HERE) is value for one, value in zip(kept, first, strict=True))
+    clone, here = Tensor.clone, threading.get_ident()
+
+    def slowly(tensor: Tensor, **options: Any) -> Tensor:
+        time.sleep(0.001 if threading.get_ident() != here else 0)
+        return clone(tensor, **options)
+
+    monkeypatch.setattr(hl.pinned, "limit", 16 << 20)
+    monkeypatch.setattr(Tensor, "clone", slowly)
+    size = 500_000
+    for _ in range(10):
+        kept = [sent(torch.arange(float(size))) for _ in range(4)]
+        first = []
+        for number in range(4):
+            kept.append(sent(torch.arange(float(size))))  # This lets the oldest that is unread move.
+            first.append(kept[number].read(HERE))
+        time.sleep(0.005)  # What moves has moved.
+        assert all(one.read(HERE) is value for one, value in zip(kept, first, strict=False))
+        assert all(value.equal(torch.arange(float(size))) for value in first)
         del kept, first  # They would use up the limit.
 
 

@@ -253,7 +253,16 @@ def test_hooks_on_all_threads_may_be_taken_off_at_any_moment_of_a_forward(where:
 @pytest.mark.filterwarnings("ignore:.*fired several times:hookline.HooklineWarning")  # Two forwards run at once.
 @pytest.mark.parametrize("options", [{}, {"clone": False}, {"clone": True}, {"keep": 2}], ids=str)
 def test_a_capture_on_all_threads_keeps_the_call_that_began_last_whenever_they_change(options: dict[str, Any]) -> None:
-    model, x = nn.Sequential(nn.Linear(3, 3)), torch.ones(2, 3)
+    begun: list[bool] = []  # For each forward of the layer, whether the other thread had acted.
+
+    class Layer(nn.Linear):
+        def forward(self, given: Tensor) -> Tensor:
+            if given is x:
+                begun.append(meeting.begun is not None)
+            return super().forward(given)
+
+    model, x = nn.Sequential(Layer(3, 3)), torch.ones(2, 3)
+    meeting = Meeting(0, list)
     mine, others = model(x), model(x * 2)
     hooks = hl.Hooks(model)
     acts = hooks.capture("0", **options)
@@ -267,6 +276,7 @@ def test_a_capture_on_all_threads_keeps_the_call_that_began_last_whenever_they_c
         moments = max(moments, meeting.passed)
         is_later = torch.equal(acts["0"], others)
         assert is_later or torch.equal(acts["0"], mine)
+        assert is_later or begun[-1] or not meeting.begun, f"moment {moment}: the other call began in this one"
         is_others += [is_later] if meeting.begun else []
         moment += 1
     hooks.remove()
