@@ -6,8 +6,7 @@ import json
 
 import pytest
 
-from hookline import StoreError
-from hookline._store.store import Store
+from hookline import Store, StoreError
 from tests.support.stores import seal
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import hookline as hl
-from hookline._store import exports
+from tests.support.long_series import in_a_long_series
 from tests.support.stores import made, tokens
 
 arrow = pytest.importorskip("pyarrow")
@@ -95,29 +95,27 @@ def test_widening_is_asked_for(tmp_path):
     assert back(parquet.read_table(tmp_path / "table"), "h").equal(rows.float())
 
 
-def test_tables_are_streamed_into_several_files(tmp_path, monkeypatch):
-    monkeypatch.setattr(exports, "_GROUP", 10 * (12 + 16))
-    monkeypatch.setattr(exports, "_FILE", 20 * (12 + 16))
-    rows = values(torch.float32, (3,))
-    store_of(tmp_path / "acts", h=rows).to_parquet(tmp_path / "table", compression="zstd")
-    files = sorted(os.listdir(tmp_path / "table"))
-    assert files == ["000000.parquet", "000001.parquet", "000002.parquet"]
-    first = parquet.ParquetFile(tmp_path / "table" / files[0])
-    assert first.metadata.num_row_groups == 2
+@pytest.mark.parametrize("files", [1, pytest.param(2, marks=in_a_long_series)])
+def test_tables_are_streamed_in_groups_of_rows_and_into_several_files(tmp_path, files):
+    count = 24 * (256 if files == 1 else 5888)  # Rows of 4 KiB: 24 MiB or 552 MiB.
+    rows = torch.arange(count).view(-1, 1).expand(count, 512)
+    store = made(tmp_path / "acts", {"h": list(rows.split(count // 24))})
+    store.to_parquet(tmp_path / "table", compression="zstd")
+    names = sorted(os.listdir(tmp_path / "table"))
+    assert names == ["000000.parquet", "000001.parquet"][:files]
+    first = parquet.ParquetFile(tmp_path / "table" / names[0])
+    assert first.metadata.num_row_groups > 1
     assert first.metadata.row_group(0).column(2).compression == "ZSTD"
     assert back(parquet.read_table(tmp_path / "table"), "h").equal(rows)
 
 
-def test_a_dataset_of_hugging_face_is_the_store_and_stays(tmp_path, monkeypatch):
+def test_a_dataset_of_hugging_face_is_the_store_and_stays(tmp_path):
     datasets = pytest.importorskip("datasets")
-    monkeypatch.setattr(exports, "_GROUP", 400)
-    monkeypatch.setattr(exports, "_FILE", 800)
     rows, other = values(torch.bfloat16), values(torch.float32, ())
     store = store_of(tmp_path / "acts", h=rows, n=other)
     found = store.to_datasets(tmp_path / "table", bits=True)
     assert isinstance(found, datasets.Dataset)
     assert len(found) == len(rows)
-    assert len(found.cache_files) > 1
     assert found[7]["sample"] == int(store["h"].samples[7])
     assert found.with_format("torch")[7]["n"] == other[7]
     again = datasets.load_from_disk(str(tmp_path / "table"))
@@ -148,10 +146,11 @@ def test_what_cannot_be_one_table_is_refused(tmp_path):
         store.to_parquet(tmp_path / "acts", "label")
 
 
-def test_an_export_that_fails_leaves_nothing(tmp_path, monkeypatch):
+def test_an_export_that_fails_leaves_nothing(tmp_path):
     store = store_of(tmp_path / "acts", h=values(torch.float32))
-    monkeypatch.setattr(exports.ExportColumn, "array", lambda *_: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
+    for path in (tmp_path / "acts/data").rglob("*.safetensors"):
+        path.unlink()
+    with pytest.raises(hl.StoreError, match="safetensors"):
         store.to_parquet(tmp_path / "table")
     assert os.listdir(tmp_path) == ["acts"]
 

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
@@ -16,18 +17,16 @@ import torch
 from torch.utils.data import DataLoader
 
 import hookline as hl
-from hookline._store import remote_storage
-from hookline._store.disk_format import Array, Manifest, committed
-from hookline._store.remote_storage import RemoteStorage
-from hookline._store.storage import open_storage
-from hookline._store.store import Store
-from hookline._store.writer import Unit, begin, remove_leftovers
+from hookline import Store
+from hookline._store.disk_format import Array
+from tests.support.long_series import in_a_long_series
 from tests.support.prepared_processes import prepared_processes
 from tests.support.quick_python import quick_python
 from tests.support.running import environment
-from tests.support.stores import made, tokens
+from tests.support.stores import Writing, leftovers_removed, made, tokens
 
 fsspec = pytest.importorskip("fsspec")
+PAIRS = Array("h", torch.float32, (2,))
 LENGTHS = [5, 1, 0, 7, 3, 2, 9, 4, 6, 1, 8]
 
 
@@ -42,14 +41,16 @@ class Server:
         self.moto = DomainDispatcherApplication(create_backend_app)
         self.ignores_conditions = False
         self.answers_to_lose = 0
-        self.puts = 0
+        self.ranges: list[int] = []  # How many bytes were asked for at a time.
         self.server = make_server("127.0.0.1", 0, self, threaded=False)
         self.url = f"http://127.0.0.1:{self.server.server_port}"
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
 
     def __call__(self, environ, start_response):
+        if "HTTP_RANGE" in environ:
+            first, last = environ["HTTP_RANGE"].removeprefix("bytes=").split("-")
+            self.ranges.append(int(last) + 1 - int(first))
         if environ["REQUEST_METHOD"] == "PUT":
-            self.puts += 1
             if self.ignores_conditions:
                 environ.pop("HTTP_IF_NONE_MATCH", None)
             if self.answers_to_lose and environ["PATH_INFO"].endswith(".json"):
@@ -101,29 +102,33 @@ def url(request):
         fsspec.filesystem("memory").rm(name.rpartition("/")[0], recursive=True)
 
 
-def test_a_file_is_created_once(url):
-    root = open_storage(url)
-    assert root.names("") == root.names("units") == []
-    assert root.create("units/a.json", b"one")
-    assert not root.create("units/a.json", b"two")
-    assert root.read("units/a.json") == b"one"
-    assert root.read("units/a.json", 1, 1) == b"n"
-    assert root.names("") == ["units"]
-    assert root.names("units") == ["a.json"]
-    assert root.sizes("units") == {"a.json": 3}
-    root.remove("units/a.json")
-    root.remove("units/a.json")
-    with pytest.raises(FileNotFoundError):
-        root.read("units/a.json")
+def names(url):
+    """Return the names of all objects of a store, as seen from it."""
+    system, path = fsspec.core.url_to_fs(url)
+    system.invalidate_cache()
+    root = path.strip("/")
+    return sorted(name.strip("/").removeprefix(f"{root}/") for name in system.find(path))
 
 
-def test_of_many_who_create_at_once_one_does(url):
-    root = open_storage(url)
+def remove(url, name):
+    """Remove an object of a store."""
+    system, path = fsspec.core.url_to_fs(url)
+    system.rm(f"{path}/{name}")
+
+
+def written(unit, value=1.0):
+    """Fill a unit, and return True if it was committed."""
+    unit.append(0, torch.full((3, 2), value))
+    return unit.commit(first=0, samples=3, lengths=[1])
+
+
+def test_of_many_who_finish_a_unit_at_once_one_does(url):
+    writing = Writing(url, [PAIRS])
     with ThreadPoolExecutor(8) as pool:
-        for name in ("a", "b", "c"):
-            created = list(pool.map(lambda number, name=name: root.create(name, b"%d" % number), range(8)))
-            assert sum(created) == 1
-            assert root.read(name) == b"%d" % created.index(True)
+        created = list(pool.map(lambda number: written(writing.unit(), float(number)), range(8)))
+    assert sum(created) == 1
+    assert Store(url)["h"][:].eq(created.index(True)).all()
+    assert len(names(url)) == 3  # The manifest, a record and a file.
 
 
 def test_a_store_elsewhere_reads_as_one_here(url, tmp_path):
@@ -145,19 +150,21 @@ def test_a_store_elsewhere_reads_as_one_here(url, tmp_path):
     assert batch.equal(here["h.3"][:])
 
 
-def test_a_gather_asks_for_what_it_needs_and_for_neighbours_together(bucket, monkeypatch):
+def test_a_gather_asks_for_what_it_needs_and_for_neighbours_together(bucket, server):
     store = made(f"{bucket}/acts", {"h": tokens([4000] * 2, width=256)}, unit=2)  # 4 MB.
-    asked, rows = [], RemoteStorage.rows
-    monkeypatch.setattr(RemoteStorage, "rows", lambda *args: asked.append(args[3]) or rows(*args))
+    server.ranges.clear()
     wanted = [7000, 10, 12, 3500, 11]
     assert store["h"][wanted][:, 0].long().tolist() == [number % 256 for number in wanted]
-    assert sorted(asked) == [512, 512, 3 * 512]
+    assert sorted(server.ranges) == [512, 512, 3 * 512]
 
 
-def test_a_large_part_comes_in_several_pieces(url, monkeypatch):
-    monkeypatch.setattr(remote_storage, "_RANGE", 1000)
-    values = tokens([700, 500], width=4)
-    assert made(url, {"h": values})["h"][:].equal(torch.cat(values))
+def test_a_large_part_comes_in_several_pieces(bucket, server):
+    values = tokens([3000, 2000], width=2048)  # 20 MB.
+    store = made(f"{bucket}/acts", {"h": values})
+    server.ranges.clear()
+    assert store["h"][:].equal(torch.cat(values))
+    assert len(server.ranges) > 2
+    assert sum(server.ranges) == 5000 * 4096
 
 
 class Environment:
@@ -170,7 +177,7 @@ class Environment:
         os.environ.update(self.found)
 
 
-@pytest.mark.parametrize("context", ["fork", "forkserver"])
+@pytest.mark.parametrize("context", ["fork", pytest.param("forkserver", marks=in_a_long_series)])
 def test_workers_read_from_elsewhere(bucket, context):
     rows = list(torch.arange(600).view(-1, 1).split(10))
     store = made(f"{bucket}/acts", {"n": rows}, unit=20)
@@ -187,19 +194,16 @@ def test_a_harvest_goes_there_and_goes_on_there(url):
     batches = list(data.split(4))
     store = hl.harvest(model, batches, "0", to=url, unit=2)
     assert store["0"][:].equal(model[0](data).detach())
-    open_storage(url).remove("units/00000001.json")
+    remove(url, "units/00000001.json")
     with pytest.raises(hl.StoreError, match="partial=True"):
         Store(url)
     assert hl.harvest(model, batches, "0", to=url, unit=2)["0"][:].equal(store["0"][:])
 
 
 def test_an_answer_that_is_lost_does_not_lose_the_unit(bucket, server):
-    root = open_storage(f"{bucket}/acts")
-    manifest = begin(root, Manifest({}, (Array("h", torch.float32, (2,)),), 1))
-    unit = Unit(root, manifest, 0)
-    unit.append(0, torch.ones(3, 2))
+    unit = Writing(f"{bucket}/acts", [PAIRS]).unit()
     server.answers_to_lose = 1
-    assert unit.commit(first=0, samples=3, lengths=[1])
+    assert written(unit)
     assert server.answers_to_lose == 0
     assert Store(f"{bucket}/acts")["h"][:].equal(torch.ones(3, 2))
 
@@ -208,71 +212,75 @@ def test_a_server_that_creates_nothing_exclusively_is_refused(bucket, server):
     server.ignores_conditions = True
     try:
         with pytest.raises(hl.StoreError, match="its server ignores If-None-Match, so two writers could not be told"):
-            open_storage(f"{bucket}/acts").create("a", b"one")
+            Writing(f"{bucket}/acts", [PAIRS])
     finally:
         server.ignores_conditions = False
-    assert open_storage(bucket).names("acts") == []
+    assert names(f"{bucket}/acts") == []
 
 
 def test_of_two_attempts_elsewhere_the_second_leaves_nothing(url):
-    root = open_storage(url)
-    manifest = begin(root, Manifest({}, (Array("h", torch.float32, (2,)),), 1))
-    attempts = [Unit(root, manifest, 0) for _ in range(2)]
-    for number, unit in enumerate(attempts):
-        unit.append(0, torch.full((3, 2), float(number)))
-    assert [unit.commit(first=0, samples=3, lengths=[1]) for unit in attempts] == [True, False]
-    assert len(root.names("data/0000")) == 1
+    writing = Writing(url, [PAIRS])
+    attempts = [writing.unit() for _ in range(2)]
+    assert [written(unit, float(number)) for number, unit in enumerate(attempts)] == [True, False]
+    assert len(names(f"{url}/data")) == 1
     assert Store(url)["h"][:].equal(torch.zeros(3, 2))
-    given_up = Unit(root, manifest, 0)
+    given_up = writing.unit()
     given_up.append(0, torch.ones(3, 2))
     given_up.discard()
     with pytest.raises(hl.StoreError, match="takes no more rows"):
         given_up.append(0, torch.ones(3, 2))
-    assert len(root.names("data/0000")) == 1
+    assert len(names(f"{url}/data")) == 1
 
 
 def test_a_sweep_takes_only_what_is_old(url, monkeypatch):
     store = made(url, {"h": tokens([2, 3])})
-    root = open_storage(url)
     name = f"data/0000/00000000-{'0' * 16}.safetensors"
-    root.create(name, b"left by a killed writer")
-    assert remove_leftovers(root) == []
-    monkeypatch.setattr(remote_storage, "_STALE", -60)
-    assert remove_leftovers(root) == [name]
+    system, path = fsspec.core.url_to_fs(url)
+    system.pipe_file(f"{path}/{name}", b"left by a killed writer")
+    assert leftovers_removed(url) == []
+    now = time.time
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "time", lambda: now() + 2 * 24 * 3600)
+        assert leftovers_removed(url) == [name]
     assert store.verify().files == 1
 
 
 WRITER = """
 import os, sys, torch
 print(os.getpid(), flush=True)
-from hookline._store.storage import open_storage
-from hookline._store.disk_format import Array, Manifest
-from hookline._store.writer import begin
-from hookline._store.disk_format import committed
-from hookline._store.writer import Unit
-root = open_storage(sys.argv[1])
-manifest = begin(root, Manifest({}, (Array("h", torch.float32, (64,)), Array("g", torch.int64, ())), 40))
-for unit in sorted(set(range(40)) - committed(root)):
-    attempt = Unit(root, manifest, unit)
+import hookline as hl
+from hookline._store.disk_format import Array
+from tests.support.stores import Writing
+writing = Writing(sys.argv[1], [Array("h", torch.float32, (64,)), Array("g", torch.int64, ())], 40)
+try:
+    done = hl.Store(sys.argv[1], partial=True)["g"][::100].tolist()
+except hl.StoreError:
+    done = []
+for unit in sorted({*range(40)} - {*done}):
+    attempt = writing.unit(unit)
     attempt.append(0, torch.full((100, 64), float(unit)))
     attempt.append(1, torch.full((100,), unit))
     attempt.commit(first=100 * unit, samples=100, lengths=[1, 1])
 """
 
 
+def records(url):
+    return [name for name in names(url) if name.startswith("units/")]
+
+
+@in_a_long_series
 def test_a_killed_writer_leaves_only_objects_that_no_record_names(bucket):
     url = f"{bucket}/acts"
     command = [*quick_python(), "-c", WRITER, url]
-    root = open_storage(url)
     with subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, text=True) as process:
         writer = int(process.stdout.readline())
-        while len(committed(root)) < 7:
+        while len(records(url)) < 7:
             assert process.poll() is None
         os.kill(writer, signal.SIGKILL)  # At an arbitrary moment.
     assert process.returncode == -signal.SIGKILL
-    store = Store(url, partial=True)
-    assert 7 <= len(committed(root)) < 40
-    assert len(store["g"]) == 100 * len(committed(root))
+    store, done = Store(url, partial=True), records(url)
+    assert 7 <= len(done) < 40
+    assert len(store["g"]) == 100 * len(done)
     assert store["h"][:].equal(store["g"][:].float().view(-1, 1).expand(-1, 64))
     store.verify()
     subprocess.run(command, env=environment(), check=True, capture_output=True)
@@ -309,10 +317,10 @@ def test_what_cannot_be_reached_is_told_in_words(bucket, monkeypatch):
     with pytest.raises(
         hl.StoreError, match=r"can be read, but not written to: simplecache creates no file exclusively"
     ):
-        open_storage(f"simplecache::{bucket}/acts").create("a", b"one")
+        Writing(f"simplecache::{bucket}/acts", [PAIRS])
     store = made(f"{bucket}/acts", {"h": tokens([2, 3])})
-    name = open_storage(f"{bucket}/acts").names("data/0000")[0]
-    open_storage(f"{bucket}/acts").remove(f"data/0000/{name}")
+    (name,) = (name for name in names(f"{bucket}/acts") if name.startswith("data/"))
+    remove(f"{bucket}/acts", name)
     with pytest.raises(hl.StoreError, match="can't be read"):
         store["h"][0]
     with pytest.raises(hl.StoreError, match=name):
@@ -326,4 +334,4 @@ def test_a_package_that_is_missing_is_named(module, extra, monkeypatch):
     _registry.pop("s3", None)
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(hl.HooklineError, match=rf"pip install 'hookline\[{extra}\]'"):
-        open_storage("s3://bucket/acts")
+        Store("s3://bucket/acts")

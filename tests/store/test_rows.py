@@ -13,9 +13,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hookline._store import rows
+from hookline import Store
 from hookline._store.disk_format import Array
-from hookline._store.store import Store
 from tests.support.stores import DTYPES, Plan, bits, expected, join, same, take, write
 
 MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # No waiting for the disk.
@@ -205,14 +204,12 @@ def test_a_random_batch_of_many_small_units_is_right(tmp_path):
         assert same(rows[index], values.view(-1, 5)[index])
 
 
-def test_few_files_are_mapped_at_once_and_none_is_open(tmp_path, monkeypatch):
-    monkeypatch.setattr(rows, "_MOST_MAPS", 4)
+def test_no_file_stays_open(tmp_path):
     values = torch.randn(16, 3, 5)
     write(tmp_path, (Array("h", torch.float32, (5,)),), [Plan(3, [dict(enumerate(unit.split(1)))]) for unit in values])
     store = Store(tmp_path)
     before = len(os.listdir("/proc/self/fd"))
     assert same(store["h"][torch.arange(47, -1, -1)], values.view(-1, 5).flip(0))
-    assert len(store._maps) == 4
     assert len(os.listdir("/proc/self/fd")) == before
 
 

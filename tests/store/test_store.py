@@ -14,13 +14,10 @@ import zlib
 import pytest
 import torch
 
-from hookline import Cache, EditError, HooklineError, NotCaptured, Site, StoreError
-from hookline._store.disk_format import Array, Manifest, read_manifest
-from hookline._store.storage import open_storage
-from hookline._store.store import Store
-from hookline._store.writer import Unit, begin, begin_part, end
+from hookline import Cache, EditError, HooklineError, NotCaptured, Site, Store, StoreError
+from hookline._store.disk_format import Array
 from tests.support.quick_python import quick_python
-from tests.support.stores import ARRAYS, Plan, bits, made, many, plans, same, write, write_unit
+from tests.support.stores import ARRAYS, Plan, Writing, bits, made, many, plans, same, write, write_unit
 
 
 def test_any_spelling_of_a_site_finds_it(acts):
@@ -84,32 +81,29 @@ def test_a_skipped_sample_is_listed_and_has_no_rows(tmp_path):
 
 
 def test_a_partial_store_opens_only_when_asked(tmp_path):
-    root = open_storage(tmp_path / "acts")
-    told = begin(root, Manifest({}, ARRAYS, 3))
-    every = plans(3)
+    writing, every = Writing(tmp_path / "acts", ARRAYS, 3), plans(3)
     for unit in (0, 2):
-        write_unit(Unit(root, told, unit), ARRAYS, 2 * unit, every[unit])
+        write_unit(writing, unit, 2 * unit, every[unit])
     with pytest.raises(StoreError, match="has 2 of 3 units; run its harvest again to finish it, or open it with pa"):
         Store(tmp_path / "acts")
     store = Store(tmp_path / "acts", partial=True)
     assert store["h.0"].samples[:].tolist() == [0, 1, 1, 4, 5, 5]
     assert same(store.rows("h.0", sample=5), every[2].rows[0][1])
-    write_unit(Unit(root, told, 1), ARRAYS, 2, every[1])
+    write_unit(writing, 1, 2, every[1])
     assert store.samples == 4
     assert Store(tmp_path / "acts").samples == 6
 
 
 def test_a_store_of_unknown_length_is_complete_when_its_end_is_told(tmp_path):
-    root = open_storage(tmp_path / "acts")
-    told = begin(root, Manifest({}, ARRAYS, None))
-    write_unit(Unit(root, told, 0), ARRAYS, 0, plans(1)[0])
+    writing = Writing(tmp_path / "acts", ARRAYS, None)
+    write_unit(writing, 0, 0, plans(1)[0])
     with pytest.raises(StoreError, match="has 1 units, and its data had not ended"):
-        Store(root.path)
-    assert end(root, 1)
-    assert not end(root, 1)
+        Store(writing.path)
+    assert writing.end(1)
+    assert not writing.end(1)
     with pytest.raises(StoreError, match="ended after 1 units in another run, and after 2 now"):
-        end(root, 2)
-    assert Store(root.path).samples == 2
+        writing.end(2)
+    assert Store(writing.path).samples == 2
 
 
 def test_stores_of_the_same_arrays_are_joined(tmp_path, acts):
@@ -138,18 +132,16 @@ def test_stores_of_other_arrays_are_not_joined(tmp_path, acts):
 
 
 def test_what_is_appended_comes_after(acts):
-    more, root = plans(1, seed=50), open_storage(acts)
-    part, told = begin_part(root, Manifest({"model": "tiny", "data": "more"}, ARRAYS, 1))
+    more, part = plans(1, seed=50), Writing(acts, ARRAYS, 1, part=True, data="more")
     with pytest.raises(StoreError, match=r"more.0001' has 0 of 1 units"):
         Store(acts)
-    write_unit(Unit(part, told, 0), ARRAYS, 0, more[0])
+    write_unit(part, 0, 0, more[0])
     store = Store(acts)
     assert store.samples == 6
     assert same(store.rows("h.0", sample=5), more[0].rows[0][1])
     assert store["h.0"].samples[-3:].tolist() == [4, 5, 5]
     assert store.verify().files == 9
-    last, _ = begin_part(root, Manifest({"model": "tiny", "data": "last"}, ARRAYS, 0))
-    assert last.path.endswith("0002")
+    assert Writing(acts, ARRAYS, 0, part=True, data="last").path.endswith("0002")
 
 
 @pytest.mark.parametrize(
@@ -163,7 +155,7 @@ def test_what_is_appended_comes_after(acts):
 )
 def test_something_else_is_not_appended(acts, arrays, model, message):
     with pytest.raises(StoreError, match=message):
-        begin_part(open_storage(acts), Manifest({"model": model, "data": "more"}, arrays, 1))
+        Writing(acts, arrays, 1, part=True, model=model, data="more")
     assert not (acts / "more").exists()
 
 
@@ -174,7 +166,7 @@ def test_what_lies_beside_the_records_says_nothing_of_the_rows(tmp_path):
     write(acts, (array,), [Plan(2, [{0: rows[:1], 1: rows[1:]}]) for rows in values])
     records = sorted((acts / "units").iterdir())
     sizes = [(int(path.stem), path.stat().st_size) for path in records]
-    told = json.dumps([["hookline index", 1], read_manifest(open_storage(acts)).hash, sizes])
+    told = json.dumps([["hookline index", 1], json.loads((acts / "harvest.json").read_bytes())["hash"], sizes])
     table = []
     for unit, record in enumerate(json.loads(path.read_bytes()) for path in records):
         attempt, (file,) = int(record["attempt"], 16), record["files"]
@@ -211,13 +203,11 @@ def test_a_folder_or_file_that_is_no_store_is_refused(tmp_path):
 
 
 def test_a_reader_during_writing_sees_whole_units_only(tmp_path):
-    root = open_storage(tmp_path / "acts")
-    array = (Array("h", torch.int64, (64,)),)
-    told = begin(root, Manifest({}, array, 8))
-    command = [*quick_python(), "-c", READER, root.path]
+    writing = Writing(tmp_path / "acts", [Array("h", torch.int64, (64,))], 8)
+    command = [*quick_python(), "-c", READER, writing.path]
     reader = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     for number in range(8):
-        unit = Unit(root, told, number)
+        unit = writing.unit(number)
         for _ in range(20):
             unit.append(0, torch.full((50, 64), number))
         assert unit.commit(first=1000 * number, samples=1000, lengths=[1])
@@ -228,7 +218,7 @@ def test_a_reader_during_writing_sees_whole_units_only(tmp_path):
 
 READER = """
 import sys
-from hookline._store.store import Store
+from hookline import Store
 seen = -1
 while seen < 8:
     store = Store(sys.argv[1], partial=True)

@@ -13,13 +13,55 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import hookline as hl
 from hookline import _untrusted_files
 from hookline._store.disk_format import Array, Manifest
 from hookline._store.storage import open_storage
-from hookline._store.store import Store
-from hookline._store.writer import Unit, begin
+from hookline._store.writer import Unit, begin, begin_part, end, remove_leftovers
 
 DTYPES = [dtype for dtype in _untrusted_files.DTYPES.values() if _untrusted_files.stored_dtype(dtype)]
+
+
+class Writing:
+    """A store that is written by hand. No other test names what writes stores: a harvest writes them otherwise.
+
+    Args:
+        path: A folder, or the URL of one.
+        arrays: What the store keeps.
+        units: How many units it has; None if that is not known.
+        part: Whether this is appended to the store.
+        spec: What was harvested: all that a store is told again by.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        arrays: Sequence[Array],
+        units: int | None = 1,
+        *,
+        part: bool = False,
+        **spec: Any,
+    ) -> None:
+        storage, manifest = open_storage(path), Manifest({"model": "tiny", **spec}, tuple(arrays), units)
+        if part:
+            self._storage, self._manifest = begin_part(storage, manifest)
+        else:
+            self._storage, self._manifest = storage, begin(storage, manifest)
+        self.arrays = tuple(arrays)
+        self.path = str(self._storage)
+
+    def unit(self, number: int = 0) -> Unit:
+        """Begin an attempt at a unit: it has `append`, `positions`, `commit`, `discard` and the text `attempt`."""
+        return Unit(self._storage, self._manifest, number)
+
+    def end(self, units: int) -> bool:
+        """Say how many units there are, if that was not known."""
+        return end(self._storage, units)
+
+
+def leftovers_removed(path: str | os.PathLike[str]) -> list[str]:
+    """Remove what killed writers left in a store, as the end of each harvest does; return the names of these files."""
+    return remove_leftovers(open_storage(path))
 
 
 @dataclass
@@ -75,16 +117,16 @@ def join(parts: list[Tensor], like: Array) -> Tensor:
 
 def write(path: str | os.PathLike[str], arrays: tuple[Array, ...], plans: list[Plan], **spec: Any) -> None:
     """Write a store."""
-    root = open_storage(path)
-    told = begin(root, Manifest({"model": "tiny", **spec}, arrays, len(plans)))
+    writing = Writing(path, arrays, len(plans), **spec)
     first = 0
     for number, plan in enumerate(plans):
-        write_unit(Unit(root, told, number), arrays, first, plan)
+        write_unit(writing, number, first, plan)
         first += plan.samples
 
 
-def write_unit(unit: Unit, arrays: tuple[Array, ...], first: int, plan: Plan) -> bool:
+def write_unit(writing: Writing, number: int, first: int, plan: Plan) -> bool:
     """Write one unit, each array in `plan.pieces` pieces. Return True if it was committed."""
+    unit, arrays = writing.unit(number), writing.arrays
     stored = plan.order if plan.order is not None else sorted(plan.rows[0])
     for array, rows in enumerate(plan.rows):
         for piece in join([rows[offset] for offset in stored], arrays[array]).chunk(plan.pieces):
@@ -147,19 +189,19 @@ def manifest_with(data: bytes, spec: Mapping[str, Any]) -> bytes:
 
 def made(
     path: str | os.PathLike[str], samples: Mapping[str, Sequence[Tensor]], unit: int = 4, **options: object
-) -> Store:
+) -> hl.Store:
     """Write and return a store with `unit` samples per unit. `samples` has, by array, the rows of sample 0, 1, ..."""
-    root, count = open_storage(path), len(next(iter(samples.values())))
+    count = len(next(iter(samples.values())))
     arrays = [Array(name, some[0].dtype, tuple(some[0].shape[1:])) for name, some in samples.items()]
-    manifest = begin(root, Manifest({"made": "by hand"}, tuple(arrays), -(-count // unit)))
-    for number in range(manifest.units or 0):
+    writing = Writing(path, arrays, -(-count // unit), made="by hand")
+    for number in range(-(-count // unit)):
         mine = range(number * unit, min(count, (number + 1) * unit))
-        with Unit(root, manifest, number) as attempt:
+        with writing.unit(number) as attempt:
             for array, some in enumerate(samples.values()):
                 attempt.append(array, torch.cat([some[sample] for sample in mine]))
             lengths = [[len(some[sample]) for sample in mine] for some in samples.values()]
             assert attempt.commit(first=mine.start, samples=len(mine), lengths=lengths)
-    return Store(path)
+    return hl.Store(path)
 
 
 def tokens(lengths: Sequence[int], width: int = 3, dtype: torch.dtype = torch.bfloat16) -> list[Tensor]:
