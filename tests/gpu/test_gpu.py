@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import hookline as hl
-from hookline._values.nested import leaves, map_tensors
+from hookline._kernel import leaves, map_tensors
 from tests.support.gpu import DEVICE, is_right_or_told, small_gpt, stages_of
 from tests.support.models import GPT, WritesThenReads, tokens
 

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import hookline as hl
-from hookline._compare.recording import paths_of, record
 from hookline._kernel import leaves
 
 transformers = pytest.importorskip("transformers")
@@ -124,10 +123,12 @@ def test_a_convolution_in_tf32_is_named() -> None:
 def test_it_takes_little_more_memory_than_the_values_of_both_runs(llama) -> None:
     model, ids = llama
     other = copy.deepcopy(model).bfloat16()
-    outputs = [one.output for calls in record(model, ((ids,), {}), paths_of(model)).calls.values() for one in calls]
+    with hl.capture(model, "", "**", keep="all") as acts, torch.no_grad():
+        model(ids)
+    outputs = [acts.calls(site) for site in acts]
     held = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in leaves(outputs)}
     values = sum(held.values())
-    del outputs
+    del outputs, acts
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 import hookline as hl
-from hookline._scan.restore_modules import buffers_as_found, left_as_found
 
 
 class Counting(nn.Module):
@@ -29,34 +28,45 @@ class Counting(nn.Module):
         return result
 
 
-def test_attributes_and_their_contents_are_put_back_also_after_an_error() -> None:
+def test_attributes_and_their_contents_are_put_back() -> None:
     model = Counting()
     sizes = model.seen["sizes"]
-    with pytest.raises(RuntimeError, match="afterwards"), left_as_found(model):
-        model(torch.ones(3, 4))
-        raise RuntimeError("afterwards")
+    hl.scan(model, torch.ones(3, 4))
     assert model.calls == 0
     assert not hasattr(model, "latest")
     assert model.seen["sizes"] is sizes == [1]
 
 
-def test_hooks_that_are_attached_in_the_meantime_stay() -> None:
+def test_they_are_put_back_also_after_an_error() -> None:
+    class Failing(Counting):
+        def forward(self, x: Tensor) -> Tensor:
+            super().forward(x)
+            raise RuntimeError("afterwards")
+
+    model = Failing()
+    with pytest.raises(RuntimeError, match="afterwards"):
+        hl.compare(model, Failing(), run=(torch.ones(3, 4),))
+    assert (model.calls, model.seen) == (0, {"sizes": [1]})
+    assert model.norm.num_batches_tracked == 0
+
+
+def test_hooks_that_are_attached_stay() -> None:
     model = Counting()
     hooks = hl.Hooks(model)
-    with left_as_found(model):
-        hooks.edit("norm", torch.zeros_like)
+    hooks.edit("norm", torch.zeros_like)
+    hl.scan(model, torch.ones(3, 4))
+    hl.compare(model, Counting(), run=(torch.ones(3, 4),))
     assert model(torch.randn(3, 4)).count_nonzero() == 0
     hooks.remove()
 
 
 def test_buffers_that_a_run_wrote_to_are_put_back_and_others_are_not_touched() -> None:
-    model = Counting()
+    model, other = Counting(), Counting()
     model.register_buffer("mask", torch.ones(2))
     before: dict[str, Any] = {name: buffer.clone() for name, buffer in model.named_buffers()}
     mask = model.get_buffer("mask")
     version = mask._version
-    with buffers_as_found(model):
-        model(torch.randn(8, 4))
-        assert model.norm.num_batches_tracked == 1
+    hl.compare(model, other, run=(torch.randn(8, 4),))
+    assert other.norm.num_batches_tracked == 0
     assert all(torch.equal(buffer, before[name]) for name, buffer in model.named_buffers())
     assert mask._version == version

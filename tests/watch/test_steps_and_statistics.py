@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 import hookline as hl
-from hookline._watch import steps_and_statistics
 from tests.support.models import mlp
 
 X = torch.linspace(-1, 1, 12).reshape(3, 4)
@@ -300,13 +299,17 @@ def test_what_a_step_has_no_number_of_is_nan_so_that_each_number_is_of_its_step(
     assert [math.isnan(one) for one in watch.log.calls('expert["rms"]')] == [True, False, True]
 
 
-def test_a_sample_of_a_large_parameter_is_of_all_its_columns():
-    matrix = nn.Parameter(torch.arange(1024.0).expand(1024, 1024).clone())
-    sample = steps_and_statistics.sample(matrix)
-    assert steps_and_statistics.SAMPLED / 2 < len(sample) <= steps_and_statistics.SAMPLED
-    assert len(sample.unique()) == 1024
-    small = nn.Parameter(torch.randn(3, 5))
-    assert steps_and_statistics.sample(small).equal(small.detach().reshape(-1))
+@pytest.mark.parametrize("column", [0, 511, 1023])
+def test_an_update_of_any_column_of_a_large_parameter_shows(column):
+    model, x = nn.Sequential(nn.Linear(1024, 1024, bias=False)), torch.zeros(1, 1024)
+    x[0, column] = 1  # So that only this column gets a gradient.
+    before = model[0].weight.detach().clone()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    with hl.watch(model, every=1) as watch:
+        model(x).sum().backward()
+        optimizer.step()
+    expected = (model[0].weight.detach() - before).norm() / before.norm()
+    assert watch.log.calls('0["update"]')[-1].item() == pytest.approx(expected.item(), rel=0.2)
 
 
 def test_tensorboard_gets_them_in_a_folder_or_through_a_writer(tmp_path):
