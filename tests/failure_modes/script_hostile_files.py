@@ -29,11 +29,10 @@ import torch
 
 import hookline as hl
 from hookline._kernel import write_file
-from hookline._store.disk_format import Array, Manifest
-from hookline._store.storage import open_storage
-from hookline._store.writer import Unit, begin, begin_part, end
+from hookline._store.disk_format import Array
 from hookline.errors import HooklineError
 from tests.support.cache_files import forge, forge_text
+from tests.support.stores import Writing
 
 SECONDS = 20  # Limit for one attempt. Most take milliseconds; a loaded machine is slow.
 MEMORY = 1 << 30  # Limit in bytes, beyond the program's memory at the start.
@@ -84,18 +83,21 @@ def attempt(case: str, file: object, act: Callable[[], object]) -> None:
 
 def write_store(path: str | Path) -> None:
     """Write a store with every kind of file: two units of unknown number, samples out of order, a part appended."""
-    root = open_storage(path)
-    for part, manifest in enumerate((Manifest({"data": 0}, ARRAYS), Manifest({"data": 1}, ARRAYS, 1))):
-        where, told = begin_part(root, manifest) if part else (root, begin(root, manifest))
-        for number in range(1 if part else 2):
-            unit = Unit(where, told, number)
-            for array, one in enumerate(ARRAYS):
-                unit.append(array, torch.ones(5, *one.shape).to(one.dtype))
-            unit.positions(0, torch.tensor([0, 1, 2, 0, 4]))
-            skipped = {number * 4 + 3: "broken"}
-            unit.commit(first=number * 4, samples=4, lengths=[[1, 2, 2]] * 3, order=[2, 0, 1], skipped=skipped)
-        if not part:
-            end(where, 2)
+    store = Writing(path, ARRAYS, None, data=0)
+    for number in range(2):
+        write_unit(store, number)
+    store.end(2)
+    write_unit(Writing(path, ARRAYS, 1, part=True, data=1), 0)
+
+
+def write_unit(store: Writing, number: int) -> None:
+    """Write a unit of four samples, of which one is skipped."""
+    unit = store.unit(number)
+    for array, one in enumerate(ARRAYS):
+        unit.append(array, torch.ones(5, *one.shape).to(one.dtype))
+    unit.positions(0, torch.tensor([0, 1, 2, 0, 4]))
+    skipped = {number * 4 + 3: "broken"}
+    unit.commit(first=number * 4, samples=4, lengths=[[1, 2, 2]] * 3, order=[2, 0, 1], skipped=skipped)
 
 
 def use_store(path: str | Path) -> None:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import hookline as hl
-from hookline._engine import offload
+from hookline._kernel import offload
 from tests.support.gpu import WRITES, Overwrites, held, small_gpt, stages_of, wide_model
 
 pytestmark = [

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 import hookline as hl
-from tests.support.long_series import in_a_long_series
 from tests.support.stores import made, tokens
 
 arrow = pytest.importorskip("pyarrow")
@@ -95,7 +94,7 @@ def test_widening_is_asked_for(tmp_path):
     assert back(parquet.read_table(tmp_path / "table"), "h").equal(rows.float())
 
 
-@pytest.mark.parametrize("files", [1, pytest.param(2, marks=in_a_long_series)])
+@pytest.mark.parametrize("files", [1, pytest.param(2, marks=pytest.mark.deep)])
 def test_tables_are_streamed_in_groups_of_rows_and_into_several_files(tmp_path, files):
     count = 24 * (256 if files == 1 else 5888)  # Rows of 4 KiB: 24 MiB or 552 MiB.
     rows = torch.arange(count).view(-1, 1).expand(count, 512)

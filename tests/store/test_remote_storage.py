@@ -19,7 +19,6 @@ from torch.utils.data import DataLoader
 import hookline as hl
 from hookline import Store
 from hookline._store.disk_format import Array
-from tests.support.long_series import in_a_long_series
 from tests.support.prepared_processes import prepared_processes
 from tests.support.quick_python import quick_python
 from tests.support.running import environment
@@ -177,7 +176,7 @@ class Environment:
         os.environ.update(self.found)
 
 
-@pytest.mark.parametrize("context", ["fork", pytest.param("forkserver", marks=in_a_long_series)])
+@pytest.mark.parametrize("context", ["fork", pytest.param("forkserver", marks=pytest.mark.deep)])
 def test_workers_read_from_elsewhere(bucket, context):
     rows = list(torch.arange(600).view(-1, 1).split(10))
     store = made(f"{bucket}/acts", {"n": rows}, unit=20)
@@ -268,7 +267,7 @@ def records(url):
     return [name for name in names(url) if name.startswith("units/")]
 
 
-@in_a_long_series
+@pytest.mark.deep
 def test_a_killed_writer_leaves_only_objects_that_no_record_names(bucket):
     url = f"{bucket}/acts"
     command = [*quick_python(), "-c", WRITER, url]

@@ -17,7 +17,6 @@ import torch
 
 from hookline import Store, StoreError
 from hookline._store.disk_format import Array
-from tests.support.long_series import in_a_long_series
 from tests.support.quick_python import quick_python
 from tests.support.running import python
 from tests.support.stores import Writing, leftovers_removed
@@ -183,7 +182,7 @@ WITHOUT_LOCKS = """
 """
 
 
-@in_a_long_series
+@pytest.mark.deep
 def test_where_files_have_no_locks_units_are_written_and_read_too(tmp_path):
     assert python("-c", textwrap.dedent(WITHOUT_LOCKS), tmp_path / "acts") == "8\n"
 

@@ -13,10 +13,10 @@ import torch
 
 from hookline import Store, StoreError
 from hookline._store.disk_format import Array
-from tests.support.long_series import IS_LONG
+from tests.support.deep import IS_DEEP
 from tests.support.stores import ARRAYS, Writing, many, plans, same, seal, write, write_unit
 
-STEP = 1 if IS_LONG else 4
+STEP = 1 if IS_DEEP else 4
 
 
 def files(path):
