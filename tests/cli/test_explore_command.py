@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 import sys
 import webbrowser
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import hookline
-from hookline._cli import explore_command
-from hookline._cli.explore_command import short_names
-from tests.support.command_line import refused, run, said, told
+from hookline._cli import main as cli
+from tests.support.command_line import refused, said, told
 from tests.support.real_models import gpt2, of
 
 
@@ -66,13 +66,22 @@ def test_a_model_is_run_once_or_twice_with_gradients(folder, browser):
     assert [one["name"] for one in data_of("net.html")["sites"]] == ["blocks.0", "blocks.1"]
 
 
-def test_long_texts_are_cut_to_names_that_tell_the_runs_apart():
-    assert short_names("the cat sat", "the dog sat") == ["the cat sat", "the dog sat"]
-    assert short_names("cat " * 20, "dog") == ["cat cat cat cat cat cat cat cat…", "dog"]
-    same = "the cat sat on the mat and looked at the "
-    assert short_names(same + "moon", same + "mouse") == ["… moon", "… mouse"]
-    assert short_names(same + "moon", same + "moon and the stars") == ["… moon", "… moon and the stars"]
-    assert short_names(same + "moon", same + "moon") == ["the cat sat on the mat and look…"] * 2
+SAME = "the cat sat on the mat and looked at the "
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "names"),
+    [
+        ("cat " * 12, "dog", ["cat cat cat cat cat cat cat cat…", "dog"]),
+        (SAME + "moon", SAME + "mouse", ["… moon", "… mouse"]),
+        (SAME + "moon", SAME + "moon and the stars", ["… moon", "… moon and the stars"]),
+        (SAME + "moon", SAME + "moon", ["the cat sat on the mat and look…"] * 2),
+    ],
+    ids=range(4),
+)
+def test_long_texts_are_cut_to_names_that_tell_the_runs_apart(folder, browser, one, other, names):
+    said("explore", "gpt2", "--text", one, "--against-text", other, "--at", "transformer.h.0")
+    assert [run["name"] for run in data_of("report.html")["runs"]] == names
 
 
 def test_a_file_that_is_no_page_is_not_overwritten(folder, browser):
@@ -89,15 +98,6 @@ def test_a_page_is_opened_and_nothing_else_done(folder, browser):
     assert refused("explore", "none.html") == "'none.html' is not a file"
 
 
-def test_a_browser_is_opened_only_where_somebody_sits(folder, browser, monkeypatch):
-    Path("some.html").write_text("<html>")
-    monkeypatch.setattr(explore_command, "is_watched", lambda: True)
-    run("explore", "some.html")
-    run("explore", "some.html", "--no-open")
-    run("explore", "some.html", "--json")
-    assert len(browser) == 1
-
-
 @pytest.mark.parametrize(
     ("environment", "terminal", "watched"),
     [
@@ -108,7 +108,9 @@ def test_a_browser_is_opened_only_where_somebody_sits(folder, browser, monkeypat
         ({"DISPLAY": ":0", "CI": "true"}, True, False),
     ],
 )
-def test_somebody_sits_at_a_terminal_with_a_screen(environment, terminal, watched, monkeypatch):
+def test_a_browser_is_opened_only_where_somebody_sits_at_a_screen(
+    folder, browser, environment, terminal, watched, monkeypatch
+):
     for name in ("DISPLAY", "WAYLAND_DISPLAY", "CI"):
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
@@ -116,7 +118,12 @@ def test_somebody_sits_at_a_terminal_with_a_screen(environment, terminal, watche
     monkeypatch.setattr(sys, "platform", "linux")
     for stream in (sys.stdin, sys.stderr):
         monkeypatch.setattr(stream, "isatty", lambda: terminal, raising=False)
-    assert explore_command.is_watched() is watched
+    Path("some.html").write_text("<html>")
+    for more in ((), ("--no-open",), ("--json",)):
+        monkeypatch.setattr(sys, "argv", ["hookline", "explore", "some.html", *more])
+        with suppress(SystemExit):
+            cli.main()
+    assert len(browser) == watched
 
 
 def test_a_browser_that_was_asked_for_and_is_not_there_is_an_error(folder, monkeypatch):

@@ -6,32 +6,40 @@ import numpy
 import pytest
 import safetensors.torch
 import torch
-from torch import nn
 
 import hookline as hl
-from hookline._cli.inputs import InputRequest, ModelInput, model_input
-from hookline._cli.models import ModelOptions, model_of
 from tests.support.command_line import refused, run, said
+from tests.support.explorer_pages import data_of
 from tests.support.real_models import SENTENCES, alone, gpt2, near, numbers, of, t5, tokenizer
 
 
-def model(name: str) -> nn.Module:
-    return model_of(name, ModelOptions("cpu"))()
+def options(asked: dict[str, object]) -> list[str]:
+    """Return the words of a command line."""
+    given = [(name, one) for name, value in asked.items() for one in (value if isinstance(value, list) else [value])]
+    return [word for name, one in given for word in (f"--{name.replace('_', '-')}", str(one))]
 
 
-def taken(name: str, **asked: object) -> ModelInput:
-    return model_input(InputRequest(name, **asked), model(name))  # type: ignore[arg-type]
+def taken(name: str, **asked: object) -> dict[str, torch.Tensor]:
+    """Return what a model is called with."""
+    said("capture", name, "--at", ":inputs", *options(asked), "--to", "inputs.safetensors", "--overwrite")
+    return hl.Cache.load("inputs.safetensors")[":inputs"]
+
+
+def tokens_of(name: str, **asked: object) -> list[list[str]]:
+    """Return the tokens of a page."""
+    said("explore", name, "--no-open", *options(asked), "--to", "tokens.html")
+    return data_of("tokens.html")["tokens"]
 
 
 def test_tensors_of_a_file_are_arguments_by_name(folder):
     found = taken("mine:net", input="batch.safetensors")
-    assert found.run["images"].equal(safetensors.torch.load_file("batch.safetensors")["images"])
+    assert found["images"].equal(safetensors.torch.load_file("batch.safetensors")["images"])
     safetensors.torch.save_file({"0": torch.zeros(1, 3, 8, 8)}, "numbered.safetensors")
-    assert taken("mine:net", input="numbered.safetensors").args[0].shape == (1, 3, 8, 8)
+    assert taken("mine:net", input="numbered.safetensors")["images"].shape == (1, 3, 8, 8)
     safetensors.torch.save_file({"x": torch.zeros(1, 3, 8, 8)}, "only.safetensors")
-    assert taken("mine:net", input="only.safetensors").args[0].shape == (1, 3, 8, 8)
+    assert taken("mine:net", input="only.safetensors")["images"].shape == (1, 3, 8, 8)
     numpy.savez("named.npz", images=numpy.zeros((1, 3, 8, 8), dtype="float32"))
-    assert taken("mine:net", input="named.npz").run["images"].shape == (1, 3, 8, 8)
+    assert taken("mine:net", input="named.npz")["images"].shape == (1, 3, 8, 8)
 
 
 def test_tensors_that_are_no_arguments_are_refused_with_what_is_near(folder):
@@ -48,20 +56,19 @@ def test_an_array_is_the_first_argument_and_floats_become_the_models(folder):
 
 
 def test_a_function_gives_arguments(folder):
-    assert taken("mine:net", input="mine:images").args[0].shape == (6, 3, 32, 32)
-    assert taken("mine:net", input="mine:both").run["images"].shape == (2, 3, 32, 32)
+    assert taken("mine:net", input="mine:images")["images"].shape == (6, 3, 32, 32)
+    assert taken("mine:net", input="mine:both")["images"].shape == (2, 3, 32, 32)
     assert "gives Net; a tensor, a tuple or a dict" in refused("scan", "mine:net", "--input", "mine:net")
 
 
 def test_texts_go_through_the_models_own_tokenizer(folder):
-    one = taken("gpt2", text=["the cat sat"])
-    assert one.run["input_ids"].tolist() == [numbers("the cat sat")]
-    assert one.tokens == [["the", "cat", "sat"]]
+    assert taken("gpt2", text=["the cat sat"])["input_ids"].tolist() == [numbers("the cat sat")]
+    assert tokens_of("gpt2", text=["the cat sat"]) == [["the", "cat", "sat"]]
     file = taken("gpt2", input="texts.txt")
-    assert file.run["attention_mask"].sum(1).tolist() == [len(text.split()) for text in SENTENCES]
+    assert file["attention_mask"].sum(1).tolist() == [len(text.split()) for text in SENTENCES]
     named = taken("gpt2", input="pairs.jsonl", column="question")
-    assert named.run["input_ids"].equal(file.run["input_ids"])
-    assert taken("gpt2", input="texts.txt", samples=2, max_length=3).run["input_ids"].shape == (2, 3)
+    assert named["input_ids"].equal(file["input_ids"])
+    assert taken("gpt2", input="texts.txt", samples=2, max_length=3)["input_ids"].shape == (2, 3)
 
 
 def test_values_of_padded_texts_are_those_they_have_alone_also_at_the_last_position(folder):
@@ -71,9 +78,9 @@ def test_values_of_padded_texts_are_those_they_have_alone_also_at_the_last_posit
 
 
 def test_images_go_through_the_models_own_processor(folder):
-    every = taken("vit", input="pictures").run["pixel_values"]
+    every = taken("vit", input="pictures")["pixel_values"]
     assert every.shape == (3, 3, 16, 16)
-    assert taken("vit", input="pictures/1.png").run["pixel_values"].equal(every[1:2])
+    assert taken("vit", input="pictures/1.png")["pixel_values"].equal(every[1:2])
     said("capture", "vit", "--at", "layers.1", "--input", "pictures", "--to", "x.safetensors", "--dtype", "bfloat16")
     assert hl.Cache.load("x.safetensors")["layers.1"].shape == (3, 17, 16)
 
@@ -99,8 +106,8 @@ def test_texts_and_images_go_into_a_model_of_both(folder):
     pictures = pil.CLIPImageProcessorPil(size={"shortest_edge": 16}, crop_size={"height": 16, "width": 16})
     transformers.CLIPProcessor(pictures, tokenizer()).save_pretrained("clip")
     found = taken("clip", input="pictures", text=["a cat", "a dog ran"])
-    assert found.run["pixel_values"].shape == (3, 3, 16, 16)
-    assert found.tokens == [["a", "cat", "[PAD]"], ["a", "dog", "ran"]]
+    assert found["pixel_values"].shape == (3, 3, 16, 16)
+    assert found["input_ids"].shape == (2, 3)
     said(
         "capture",
         "clip",
@@ -118,10 +125,10 @@ def test_texts_and_images_go_into_a_model_of_both(folder):
 
 
 def test_numbers_of_a_shape(folder):
-    one = taken("mine:net", shape=["1,3,8,8"]).args[0]
-    assert one.equal(taken("mine:net", shape=["images=1,3,8,8"]).run["images"])
+    one = taken("mine:net", shape=["1,3,8,8"])["images"]
+    assert one.equal(taken("mine:net", shape=["images=1,3,8,8"])["images"])
     assert one.std() > 0.5
-    ids = taken("gpt2", shape=["input_ids=2,6:int64"]).run["input_ids"]
+    ids = taken("gpt2", shape=["input_ids=2,6:int64"])["input_ids"]
     assert ids.dtype is torch.int64
     assert ids.shape == (2, 6)
     asked = ("scan", "mine:net", "--shape")
@@ -162,7 +169,7 @@ def test_more_samples_than_a_batch_should_have_are_asked_for(folder):
     (folder / "long.txt").write_text("a cat\n" * 65)
     line = refused("scan", "gpt2", "--input", "long.txt")
     assert line.startswith("'long.txt' has 65 samples, and all would be one batch; --samples 8 takes the first")
-    assert taken("gpt2", input="long.txt", samples=65).run["input_ids"].shape == (65, 2)
+    assert taken("gpt2", input="long.txt", samples=65)["input_ids"].shape == (65, 2)
 
 
 def test_an_error_names_the_option_as_it_is_written_here(folder):

@@ -4,70 +4,70 @@ from __future__ import annotations
 
 import importlib
 import json
-import pickle
 import sys
 import typing
 
 import pytest
 import torch
-from torch import nn
 
 import hookline as hl
-from hookline._cli.models import ConfigModel, ModelOptions, PretrainedModel, UserModel, model_of
 from tests.support.command_line import refused, run, said, told
+from tests.support.real_models import gpt2, of
 
-PLAIN = ModelOptions("cpu")
+SHAPE = ("--shape", "1,3,8,8")
 
 
-def built(name: str, **manner: str) -> nn.Module:
-    return model_of(name, ModelOptions("cpu", **manner))()
+def captured(name: str, at: str, *more: str) -> torch.Tensor:
+    """Return a value of a run."""
+    said("capture", name, "--at", at, *more, "--to", "x.safetensors", "--overwrite")
+    return hl.Cache.load("x.safetensors")[at]
 
 
 @pytest.mark.parametrize("name", ["mine:net", "mine:Net", "mine:model", "mine.py:net", "./mine.py:Net"])
 def test_a_function_a_class_a_model_and_a_file_are_models(name, folder):
-    assert type(built(name)).__name__ == "Net"
-    assert not built(name).training
+    assert told("scan", name, *SHAPE)["model"] == "Net"
 
 
-def test_random_weights_are_the_same_each_time_and_the_seed_outside_is_left_alone(folder):
-    for name in ("mine:net", "plain/", "plain/config.json"):
-        one = built(name)
-        torch.manual_seed(7)
-        before, other = torch.get_rng_state(), built(name)
-        assert torch.equal(torch.get_rng_state(), before)
-        assert all(map(torch.equal, one.parameters(), other.parameters()))
+def test_a_model_is_not_in_training_mode(folder):
+    (folder / "mode.py").write_text(
+        "import torch\nfrom torch import nn\n\nclass Mode(nn.Module):\n    def forward(self, x):\n"
+        "        return torch.tensor([float(self.training)])\n"
+    )
+    assert captured("mode:Mode", "", *SHAPE).item() == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "asked"),
+    [
+        ("mine:net", ("stem.weight:param", *SHAPE)),
+        ("plain/", ("lm_head.weight:param", "--text", "the cat")),
+        ("plain/config.json", ("lm_head.weight:param", "--text", "the cat")),
+    ],
+)
+def test_random_weights_are_the_same_each_time_and_the_seed_outside_is_left_alone(folder, name, asked):
+    one = captured(name, *asked)
+    torch.manual_seed(7)
+    before, other = torch.get_rng_state(), captured(name, *asked)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert one.equal(other)
+    assert one.std() > 0
 
 
 def test_a_config_is_a_model_of_the_class_it_names_and_says_that_its_weights_are_random(folder):
     result = run("capture", "plain/config.json", "--at", "lm_head", "--text", "the cat", "--to", "x.safetensors")
     assert result.exit_code == 0, result.stderr
     assert "is a config without weights: they are random, with seed 0" in result.stderr
-    assert type(built("plain")).__name__ == "GPT2LMHeadModel"
-    assert type(model_of("plain", PLAIN)) is ConfigModel
-    assert type(model_of("gpt2", PLAIN)) is PretrainedModel
+    assert told("scan", "plain")["model"] == told("scan", "gpt2")["model"] == "GPT2LMHeadModel"
 
 
 def test_a_checkpoint_has_its_own_weights_and_runs_as_asked(folder):
-    model = built("gpt2", dtype="bfloat16", attention="eager")
-    saved = nn.Module.state_dict(built("gpt2"))["transformer.wpe.weight"]
-    assert model.transformer.wpe.weight.equal(saved.bfloat16())
-    assert model.config._attn_implementation == "eager"
-    assert built("plain", attention="eager").config._attn_implementation == "eager"
-
-
-def test_an_empty_model_has_the_modules_and_the_parameters_of_the_real_one(folder):
-    real, empty = built("gpt2"), model_of("gpt2", PLAIN).empty()
-    assert [name for name, _ in empty.named_modules()] == [name for name, _ in real.named_modules()]
-    assert all(one.is_meta for one in empty.parameters())
-    assert [(name, one.shape) for name, one in empty.named_parameters()] == [
-        (name, one.shape) for name, one in real.named_parameters()
-    ]
-
-
-def test_what_makes_a_model_travels_and_is_found_from_another_folder(folder, tmp_path, monkeypatch):
-    maker = pickle.loads(pickle.dumps(model_of("gpt2", PLAIN)))
-    monkeypatch.chdir(tmp_path)
-    assert type(maker()).__name__ == "GPT2LMHeadModel"
+    weight, text = "transformer.wpe.weight:param", ("--text", "the cat")
+    saved = captured("gpt2", weight, *text)
+    assert saved.equal(of(gpt2).transformer.wpe.weight)
+    assert captured("gpt2", weight, *text, "--dtype", "bfloat16").equal(saved.bfloat16())
+    for name in ("gpt2", "plain"):
+        pattern = captured(name, "transformer.h.0.attn/softmax", *text, "--attention", "eager")
+        assert pattern.shape == (1, 2, 2, 2)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_a_dtype_is_that_of_the_run(folder):
 def test_without_transformers_one_line_says_what_to_install(folder, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "transformers", None)
     assert refused("scan", "gpt2/") == "models by name need transformers: pip install 'hookline[transformers]'"
-    assert isinstance(model_of("mine:net", PLAIN), UserModel)
+    assert told("scan", "mine:net", *SHAPE)["model"] == "Net"
 
 
 FOREIGN = """
@@ -204,12 +204,13 @@ def test_a_file_does_not_take_the_place_of_another_module(empty):
     (models / "other" / "part.py").write_text(
         "from torch.nn import Bilinear\n\n\ndef net():\n    return Bilinear(1, 1, 1)\n"
     )
+    both = ("--shape", "input1=1,1", "--shape", "input2=1,1")
     own = sys.modules.pop("colorsys", None)
     try:
-        assert type(built("models/typing.py:net")) is nn.Linear
+        assert told("scan", "models/typing.py:net", "--shape", "1,2")["model"] == "Linear"
         assert importlib.import_module("typing") is typing
         assert importlib.import_module("colorsys").rgb_to_hls
-        assert type(built("models/other/part.py:net")) is nn.Bilinear
+        assert told("scan", "models/other/part.py:net", *both)["model"] == "Bilinear"
         assert sys.modules["part"].__file__ == str(models / "part.py")
     finally:
         sys.modules.pop("part", None)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import sys
+from contextlib import suppress
 
 import pytest
 import torch
 from torch import nn
 
 import hookline as hl
-from hookline._cli.output import plain, say
+from hookline._cli import main as cli
 from tests.support.command_line import refused, said, told
 
 
@@ -57,9 +57,11 @@ def test_what_json_has_no_word_for_is_a_text(folder):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64, torch.float8_e4m3fn, torch.int8])
-def test_every_dtype_comes_back_bit_for_bit(dtype):
+def test_every_dtype_comes_back_bit_for_bit(dtype, empty):
     value = torch.tensor([0.1, -2.0, 3.0]).to(dtype)
-    again = torch.tensor(json.loads(json.dumps(plain(value))), dtype=torch.float64).to(dtype)
+    hl.Cache({"h": value}).save("some.safetensors")
+    (found,) = told("show", "some.safetensors", "--values")["sites"][0]["values"]
+    again = torch.tensor(found, dtype=torch.float64).to(dtype)
     assert again.view(torch.uint8).equal(value.view(torch.uint8))
 
 
@@ -95,10 +97,10 @@ def test_what_is_not_there_is_refused_in_one_line(store, folder):
 
 
 def test_a_store_that_is_not_finished_is_shown_when_asked(folder):
-    from hookline._cli import harvest_command
-
-    task = harvest_command.Task("gpt2", "texts.txt", ["transformer.h.1"], "part", unit=2)
-    harvest_command.plan_of(task).run_unit(1)
+    asked = ("gpt2", "--data", "texts.txt", "--at", "transformer.h.1", "--to", "part", "--unit", "2")
+    said("harvest", *asked)
+    for unit in (0, 2):
+        (folder / f"part/units/{unit:08d}.json").unlink()
     assert refused("show", "part").endswith(
         "has 1 of 3 units; run its harvest again to finish it, or open it with --partial"
     )
@@ -126,7 +128,9 @@ def test_in_a_terminal_rich_draws_the_table(folder, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "60")
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("NO_COLOR", raising=False)
-    say(hl.Cache.load("acts.safetensors").stats())
+    monkeypatch.setattr(sys, "argv", ["hookline", "show", "acts.safetensors", "--stats"])
+    with suppress(SystemExit):
+        cli.main()
     drawn = capsys.readouterr().out
     assert "\x1b[36mtransformer.h.0" in drawn
     plain_text = re.sub(r"\x1b\[[\d;]*m", "", drawn)
