@@ -1,22 +1,12 @@
-"""Fixtures for the tests of a page's data, which run without the front end."""
+"""Fixtures for the tests of a page's data."""
 
 from __future__ import annotations
-
-from importlib.resources import files
 
 import pytest
 import torch
 
-from hookline._explore import explore as explorer
-from tests.support.explorer_pages import Net
-
-STUB = '<!doctype html><title>hookline</title><script type="application/json" id="hookline-data">{}</script>'
-
-
-@pytest.fixture(autouse=True)
-def a_template(monkeypatch):
-    if not files("hookline._explore").joinpath("explorer.html").is_file():
-        monkeypatch.setattr(explorer, "template", lambda: STUB.format(explorer.MARK))
+import hookline as hl
+from tests.support.explorer_pages import Net, size_without_data
 
 
 @pytest.fixture
@@ -27,6 +17,12 @@ def model():
 @pytest.fixture
 def ids():
     return torch.randint(20, (2, 5))
+
+
+@pytest.fixture
+def size_of_page(tmp_path):
+    """How many bytes a page has besides its data."""
+    return size_without_data(hl.explore({"h": torch.zeros(1)}, to=tmp_path / "small.html").path)
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 import hookline as hl
-from hookline._explore.alarms import family
 from tests.support.explorer_pages import data_of
 
 
@@ -117,10 +116,6 @@ def test_a_container_whose_parts_are_called_one_by_one_is_no_news(warnings_of):
 
     found = warnings_of(Stages(), run=(torch.randn(3, 4),))
     assert {one["module"] for one in found} == {"unused", "unused.0"}
-
-
-def test_numbers_in_names_are_left_open():
-    assert family("h.11.mlp.0[:, 3]") == "h.*.mlp.*[:, *]"
 
 
 def test_a_share_that_is_all_of_it_is_100_percent_and_no_other_is(warnings_of):

@@ -1,21 +1,14 @@
-"""Statistics of whole values: exact for any size, and independent of how the value is cut into pieces."""
+"""Statistics of whole values: exact for any size."""
 
 from __future__ import annotations
-
-import gc
 
 import pytest
 import torch
 
-from hookline._explore import excerpts
-from hookline._explore.excerpts import FullValue, Pick, Summary, kind_of_source, of_tokens, pick_all
-from hookline._plot.plot_data import dead_share, dense
+import hookline as hl
+from hookline._plot.plot_data import dense
 from hookline._stats import histogram, numbers
-
-
-def summary_of(value, minus=None):
-    return Summary(FullValue(value, kind_of_source(value), minus))
-
+from tests.support.explorer_pages import data_of
 
 VALUES = {
     "maps": torch.randn(3, 4, 5, 6).relu(),
@@ -33,43 +26,48 @@ VALUES = {
 }
 
 
+def site_for(path, value, minus=None):
+    """Return what a page says of a value; with `minus`, also of its difference to another."""
+    return data_of(hl.explore({"h": value if minus is None else minus}, to=path,
+                              **({} if minus is None else {"against": {"h": value}})))["sites"][0]  # fmt: skip
+
+
 @pytest.mark.parametrize("name", VALUES)
-@pytest.mark.parametrize("piece", [1, 7, 1 << 20])
-def test_they_are_those_of_all_elements_however_it_is_cut(name, piece, monkeypatch):
-    monkeypatch.setattr(excerpts, "PIECE", piece)
+def test_they_are_those_of_all_elements(name, path):
     value = VALUES[name]
-    summary, expected = summary_of(value), numbers([value])
-    assert summary.numbers == pytest.approx(expected, rel=1e-12, abs=1e-12)
-    assert tuple(summary.counts) == histogram([value]).counts
-    assert summary.dead == pytest.approx(dead_share(value, kind_of_source(value)))
+    site, expected = site_for(path, value), numbers([value])
+    (stats,), (counts,) = site["stats"], site["histogram"]
+    for key in ("mean", "std", "min", "max", "norm"):
+        assert float(stats[key]) == pytest.approx(getattr(expected, key), rel=1e-6, abs=1e-12, nan_ok=True), key
+    assert tuple(counts["counts"]) == histogram([value]).counts
     finite = value.double()[value.double().isfinite()]
-    assert summary.stats()["abs"] == pytest.approx(finite.abs().mean().item())
-    assert summary.stats()["rms"] == pytest.approx(finite.square().mean().sqrt().item())
-    assert summary.stats()["elements"] == value.numel()
+    assert float(stats["abs"]) == pytest.approx(finite.abs().mean().item())
+    assert float(stats["rms"]) == pytest.approx(finite.square().mean().sqrt().item())
+    assert stats["elements"] == value.numel()
 
 
-def test_no_copy_of_a_value_outlives_its_numbers():
-    whole = FullValue(torch.randn(41, 83), "units")
-    Summary(whole)
-    gc.collect()
-    wide = [one for one in gc.get_objects() if type(one) is torch.Tensor and one.dtype is torch.float64]
-    assert [one for one in wide if one.shape == (41, 83)] == []
+def test_those_of_a_large_value_are_exact_too(path):
+    value = torch.randn(3000, 1000)
+    (stats,) = site_for(path, value)["stats"]
+    assert stats["mean"] == pytest.approx(value.double().mean().item(), rel=1e-9, abs=1e-12)
+    assert stats["rms"] == pytest.approx(value.double().square().mean().sqrt().item())
+    assert stats["max"] == value.max().item()
 
 
-def test_a_difference_is_computed_before_it_is_rounded():
+def test_a_difference_is_computed_before_it_is_rounded(path):
     one = torch.full((4, 8), 1000.0).half()
     other = one + torch.tensor(0.5, dtype=torch.half)
-    found = summary_of(other, minus=one)
-    assert found.numbers.mean == 0.5
-    large = torch.tensor([2**60, 2**60 + 1]) % 2**40
-    assert summary_of(large, minus=torch.zeros(2, dtype=torch.int64)).numbers.max == 1
-    assert summary_of(torch.tensor([True, False]), minus=torch.tensor([True, True])).numbers.min == -1
+    assert site_for(path, other, minus=one)["stats"][2]["mean"] == 0.5
+    large = torch.tensor([2**40 + 1, 2**40 + 2])
+    assert site_for(path, large, minus=large - 1)["stats"][2]["max"] == 1
+    found = site_for(path, torch.tensor([True, False]), minus=torch.tensor([True, True]))
+    assert found["stats"][2]["min"] == -1
 
 
-def test_complex_numbers_go_by_their_size():
+def test_complex_numbers_go_by_their_size(path):
     one, other = torch.tensor([3 + 4j, 0j]), torch.tensor([0j, 0j])
-    assert summary_of(one).numbers.max == 5
-    assert summary_of(other, minus=one).numbers.max == 5
+    assert site_for(path, one)["stats"][0]["max"] == 5
+    assert site_for(path, other, minus=one)["stats"][2]["max"] == 5
 
 
 @pytest.mark.parametrize(
@@ -83,31 +81,24 @@ def test_complex_numbers_go_by_their_size():
     ],
     ids=["sparse", "csr", "quantised", "nested", "jagged"],
 )
-def test_other_layouts_are_read_too(value):
+def test_other_layouts_are_read_too(value, path):
     found = dense(value)
-    summary = summary_of(found)
-    assert summary.elements == found.numel() > 0
-    assert summary.numbers.max == pytest.approx(found.double().max().item())
+    (stats,) = site_for(path, value)["stats"]
+    assert stats["elements"] == found.numel() > 0
+    assert stats["max"] == pytest.approx(found.double().max().item())
 
 
-def test_an_empty_value_has_no_numbers():
-    stats = summary_of(torch.zeros(0, 4)).stats()
+def test_an_empty_value_has_no_numbers(path):
+    (stats,) = site_for(path, torch.zeros(0, 4))["stats"]
     assert stats["elements"] == 0
     assert stats["mean"] == "nan"
     assert stats["dead"] is None
 
 
-def test_numbers_of_tokens_are_over_all_units_also_where_few_are_shown():
-    value = torch.randn(3, 5, 7)
-    picks = [Pick(0, 2, 1), Pick(0, 4, 1), Pick(0, 2, 3)]
-    found = of_tokens(FullValue(value, "tokens"), picks)
-    assert torch.tensor(found["norm"]) == pytest.approx(value.norm(dim=2)[:2, :4], rel=1e-5)
-    assert len(found["max"]) == 2
-
-
-@pytest.mark.parametrize("name", VALUES)
-def test_a_part_of_everything_is_everything(name):
-    value = VALUES[name]
-    whole = FullValue(value, kind_of_source(value))
-    part = whole.part(pick_all(whole.shape))
-    assert torch.equal(part.reshape(-1).nan_to_num(), value.reshape(-1).double().nan_to_num())
+def test_numbers_of_tokens_are_over_all_units_also_where_few_are_shown(path, size_of_page):
+    value = torch.randn(3, 50, 700)
+    page = data_of(hl.explore({"h": value}, to=path, most=size_of_page + 12_000))
+    (site,) = page["sites"]
+    assert site["picture"][0]["pick"][2][1] < 700
+    norms = torch.tensor(site["tokens"][0]["norm"])
+    assert norms == pytest.approx(value.norm(dim=2)[: norms.shape[0], : norms.shape[1]], rel=1e-4)

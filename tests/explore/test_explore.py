@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import re
 import time
+import webbrowser
 
 import pytest
 import torch
 from torch import nn
 
 import hookline as hl
-from hookline._explore import explore as explorer
 from tests.support.explorer_pages import data_of, loss, site_of
 
 
@@ -42,7 +42,7 @@ def test_a_page_is_a_path_and_shows_itself_in_a_notebook(path, monkeypatch):
     odd = hl.explore({"h.0": torch.ones(2, 2)}, to=path.with_name('<b>"#1.html'))
     assert "%3Cb%3E%22%231.html" in odd._repr_html_()
     opened = []
-    monkeypatch.setattr(explorer.webbrowser, "open", opened.append)
+    monkeypatch.setattr(webbrowser, "open", opened.append)
     page.open()
     assert opened == [path.resolve().as_uri()]
 

@@ -11,8 +11,7 @@ import torch
 from torch import nn
 
 import hookline as hl
-from hookline._explore import explore as explorer
-from hookline._sites.language import Site
+from hookline import Site
 from tests.support.explorer_pages import data_of, loss, module_of, pixels, shown, site_of, text_of
 
 
@@ -159,9 +158,9 @@ def test_any_value_has_its_place(path):
     assert site_of(page, "meta")["describe"] == "float32 (2, 3) without data"
 
 
-def test_the_same_value_at_any_size_of_page_keeps_its_statistics(path):
+def test_the_same_value_at_any_size_of_page_keeps_its_statistics(path, size_of_page):
     values = {f"h.{layer}": torch.randn(4, 30, 100) for layer in range(6)}
-    bytes = 40_000 + len(explorer.template().encode())
+    bytes = 40_000 + size_of_page
     large, small = (data_of(hl.explore(values, to=path, most=most)) for most in ("2 MB", bytes))
     assert os.path.getsize(path) < bytes
     for one, other in zip(large["sites"], small["sites"], strict=True):
@@ -182,9 +181,9 @@ def test_small_values_are_exact_where_there_is_room(path):
         )
 
 
-def test_a_page_of_many_sites_keeps_to_its_bytes(path):
+def test_a_page_of_many_sites_keeps_to_its_bytes(path, size_of_page):
     values = {f"h.{layer}": torch.randn(4, 30) for layer in range(300)}
-    least = len(explorer.template()) + 320_000
+    least = size_of_page + 320_000
     page = hl.explore(values, to=path, most=least)
     assert page.bytes <= least
     assert "too small for pictures" in data_of(page)["notes"][0]

@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 import hookline as hl
-from hookline._explore import explore as explorer
 from tests.support.explorer_pages import Net, data_of, loss, module_of, pixels, shown, site_of
 
 
@@ -99,14 +98,14 @@ def test_the_latest_of_several_calls_is_shown_and_how_many_there_were(path):
     assert site["stats"][0]["max"] == last.max().item()
 
 
-def test_a_file_and_a_store_are_read_by_their_paths(model, ids, path, tmp_path):
+def test_a_file_and_a_store_are_read_by_their_paths(model, ids, path, tmp_path, size_of_page):
     _, acts = hl.run(model, ids, capture="h.*")
     acts.save(tmp_path / "acts.safetensors")
     page = data_of(hl.explore(tmp_path / "acts.safetensors", to=path))
     assert page["title"] == "acts.safetensors"
     assert len(page["sites"]) == 3
     hl.harvest(model, torch.randint(20, (40, 5)), "h.0", to=tmp_path / "store", batch_size=8, progress=False)
-    page = data_of(hl.explore(str(tmp_path / "store"), to=path, most=3000 + len(explorer.template())))
+    page = data_of(hl.explore(str(tmp_path / "store"), to=path, most=3000 + size_of_page))
     site, expected = site_of(page, "h.0"), hl.Store(tmp_path / "store").stats()["h.0"]
     assert site["stats"][0]["mean"] == expected.mean
     assert site["stats"][0]["elements"] == 40 * 5 * 8

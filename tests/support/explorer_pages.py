@@ -43,6 +43,14 @@ def data_of(path: str | os.PathLike[str]) -> dict[str, Any]:
     return json.loads(text)
 
 
+def size_without_data(path: str | os.PathLike[str]) -> int:
+    """Return how many bytes a page has besides its data."""
+    scripts = Scripts()
+    scripts.feed(text_of(path))
+    (data,) = [text for attrs, text in scripts.found if attrs.get("id") == "hookline-data"]
+    return os.path.getsize(path) - len(data.encode())
+
+
 def site_of(page: dict[str, Any], name: str) -> dict[str, Any]:
     (found,) = [site for site in page["sites"] if site["name"] == name]
     return found
