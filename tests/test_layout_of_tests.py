@@ -1,127 +1,102 @@
-"""The tests mirror the source: `tests/<package>/test_<file>.py`. Shared helpers are in tests/support."""
+"""The tests are a net under the source: they go through public names and written contracts, and share their helpers."""
 
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from hookline import _kernel
+
 ROOT = Path(__file__).parent.parent
 TESTS = ROOT / "tests"
-SOURCE = ROOT / "src" / "hookline"
 MOST_LINES = 800
-
-# Folders that mirror no package: each tests a promise, or uses hookline from outside. They hold their own helpers.
-SUITES = {"browser", "conformance", "failure_modes", "gpu", "odd_arguments", "properties"}
-# Test files whose name begins with no file of their package. Keep this empty: name a test file after what it tests.
-EXCEPTIONS: set[str] = set()
-
-# Source files without a test file of their name, and the file that tests them through their callers.
-TESTED_IN = {
-    "__main__": "cli/test_main.py",
-    "_cli/loss": "cli/test_capture_command.py",
-    "_cli/options": "cli/test_capture_command.py",
-    "_cli/output": "cli/test_main.py",
-    "_engine/attach": "failure_modes/test_blocks_ended_in_any_way.py",
-    "_engine/call_event": "engine/test_run_call.py",
-    "_engine/generate_call": "engine/test_sequences_generate.py",
-    "_engine/model_forward": "failure_modes/test_model_changed_while_hooked.py",
-    "_engine/padding": "engine/test_sequences.py",
-    "_engine/passing": "engine/test_sequences.py",
-    "_engine/parameter_operations": "engine/test_parameters.py",
-    "_engine/tap": "failure_modes/test_call_numbers_of_second_sequences.py",
-    "_engine/unsupported_tracing": "failure_modes/test_models_scripted_or_traced.py",
-    "_hooks/calls_and_tokens": "engine/test_sequences_generate.py",
-    "_jobs/compare_specs": "harvest/test_resume.py",
-    "_jobs/ray_pool": "harvest/test_ray.py",
-    "_kernel": "test_architecture.py",
-    "_open_blocks": "failure_modes/test_threads_tasks_and_forks.py",
-    "_sites/members": "failure_modes/test_methods_as_sites.py",
-    "_store/row_index": "store/test_rows.py",
-    "_sweep/first_run": "sweep/test_packs.py",
-    "_sweep/job": "sweep/test_share.py",
-    "_sweep/portions": "sweep/test_share.py",
-    "_sweep/sweeper": "sweep/test_packs.py",
-    "_sweep/task": "sweep/test_packs.py",
-    "_torch": "test_private_torch.py",
-    "_untrusted_files": "failure_modes/test_files_hostile.py",
-    "_values/containers": "failure_modes/test_containers_kept_intact.py",
-    "compat/shared": "compat/test_nice_hooks.py",
-    "errors": "test_error_page.py",
-}
 SMALL_HELPER = 5  # Lines: a helper this short may be written in several test files.
 
 FILES = sorted(TESTS.rglob("*.py"))
-TEST_FILES = [path for path in FILES if path.name.startswith("test_")]
-PACKAGES = sorted({path.parent.name for path in TEST_FILES} - SUITES - {"tests"})
+
+# The parts of hookline that a test may import besides public names. Each is written down for others to build on.
+CONTRACTS = {
+    "_kernel": "the names for clients, with a sentence for each",
+    "_tables": "`Table` and `Tabular`, which draw every table",
+    "_plot": "charts from plain numbers, for all that has a method `plot`",
+    "_stats": "the numbers that describe a tensor",
+    "_progress": "the bar that long work shows",
+    "_cli.main": "the entry of the command line",
+    "_store.disk_format": "the files of a store",
+}
+# These look inside on purpose, and say why at their top.
+INSIDE = {
+    "support/states.py": "what is left behind in this process",
+    "support/stores.py": "stores as an earlier or interrupted run would have left them",
+    "watch/test_rerun.py": "the way a watch works on a GPU, tried on the CPU",
+}
 
 
-def source_of(package: str) -> Path:
-    """Return the folder that a folder of tests mirrors: of the same name, or with an underscore in front."""
-    found = [SOURCE / name for name in (package, f"_{package}") if (SOURCE / name).is_dir()]
-    assert found, f"tests/{package} mirrors no package of hookline, and is not in SUITES"
-    return found[0]
+def private_names(tree: ast.Module) -> Iterator[str]:
+    """Return the private parts of hookline that a file imports, reaches through `hl`, or replaces by their name."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "hookline":
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names if alias.name.startswith("hookline.")]
+        elif (
+            isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in ("hl", "hookline")
+        ):
+            names = [f"hookline.{node.attr}"]
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("setattr", "import_module", "patch")):
+            texts = [one.value for one in node.args if isinstance(one, ast.Constant) and isinstance(one.value, str)]
+            names = [text for text in texts if text.startswith("hookline.")]
+        else:
+            continue
+        for name in names:
+            inside = name.split(".")[1:]
+            if any(part.startswith("_") and not part.startswith("__") for part in inside):
+                yield ".".join(inside)
 
 
-def is_about(name: str, subjects: set[str]) -> bool:
-    """Return True if a test file has the name of a subject, or a subject and a topic: `cache`, `cache_slices`."""
-    return any(name == subject or name.startswith(f"{subject}_") for subject in subjects)
+def is_contract(name: str) -> bool:
+    """Return True if a private part of hookline is written down as a contract."""
+    return any(name == contract or name.startswith(f"{contract}.") for contract in CONTRACTS)
 
 
-@pytest.mark.parametrize("package", PACKAGES)
-def test_a_test_file_begins_with_the_name_of_a_file_of_its_package(package):
-    # The package's name is for tests of the whole package.
-    subjects = {path.stem for path in subjects_of(source_of(package))} | {package}
-    names = {path.stem.removeprefix("test_") for path in TEST_FILES if path.parent.name == package}
-    strange = {name for name in names if not is_about(name, subjects) and f"{package}/test_{name}.py" not in EXCEPTIONS}
-    assert not strange, f"{strange} begin with none of {sorted(subjects)}"
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(TESTS)))
+def test_tests_go_through_public_names_and_written_contracts(path):
+    if path.relative_to(TESTS).as_posix() not in INSIDE:
+        found = private_names(ast.parse(path.read_text(encoding="utf-8"), str(path)))
+        assert not [name for name in found if not is_contract(name)]
 
 
-def subjects_of(folder: Path) -> list[Path]:
-    """Return the files of a package, and its subpackages."""
-    inside = [path for path in folder.iterdir() if path.suffix == ".py" or (path / "__init__.py").is_file()]
-    return [path for path in inside if path.stem != "__init__"]
+@pytest.mark.parametrize(
+    "code",
+    [
+        "from hookline._engine.tap import Tap",
+        "from hookline import _engine",
+        "import hookline._cache.record",
+        "from hookline.compat.shared import _names",
+        "hl._torch",
+        "monkeypatch.setattr('hookline._engine.tap.Tap', None)",
+        "importlib.import_module('hookline._engine')",
+    ],
+)
+def test_a_reach_behind_the_public_names_is_found(code):
+    assert [name for name in private_names(ast.parse(code)) if not is_contract(name)]
 
 
-def test_every_source_file_has_a_test_file_of_its_name():
-    """Other source files are in TESTED_IN, which has no unneeded entry."""
-    without = set()
-    for folder in [SOURCE, *(path for path in subjects_of(SOURCE) if path.is_dir())]:
-        tests = TESTS if folder == SOURCE else TESTS / folder.name.removeprefix("_")
-        names = {path.stem.removeprefix("test_") for path in tests.glob("test_*.py")}
-        for path in subjects_of(folder):
-            is_package = folder == SOURCE and path.is_dir()
-            if not is_package and not any(is_about(name, {path.stem.removeprefix("_")}) for name in names):
-                without.add(path.relative_to(SOURCE).with_suffix("").as_posix())
-    assert without == {*TESTED_IN}
-    assert all((TESTS / name).is_file() for name in TESTED_IN.values())
+@pytest.mark.parametrize(
+    "code", ["from hookline._kernel import leaves", "hl.__version__", "from hookline.points import HookPoint"]
+)
+def test_what_is_public_or_written_down_is_not_found(code):
+    assert not [name for name in private_names(ast.parse(code)) if not is_contract(name)]
 
 
-def test_a_name_is_about_a_file_or_a_topic_of_it():
-    subjects = {"cache", "file"}
-    assert [is_about(name, subjects) for name in ("cache", "cache_slices", "caches", "slices")] == [
-        True,
-        True,
-        False,
-        False,
-    ]
-
-
-def test_every_exception_is_a_test_file():
-    assert all((TESTS / name).is_file() for name in EXCEPTIONS)
-
-
-@pytest.mark.parametrize("package", PACKAGES)
-def test_a_folder_that_mirrors_a_package_holds_tests_alone(package):
-    """Their helpers are in tests/support, or are fixtures in their conftest.py."""
-    names = {path.name for path in FILES if path.parent.name == package} - {"__init__.py", "conftest.py"}
-    assert not {name for name in names if not name.startswith("test_")}
-
-
-def test_no_two_files_have_one_name():
-    names = [path.name for path in FILES if path.name not in ("__init__.py", "conftest.py")]
-    assert sorted(names) == sorted(set(names))
+def test_what_tests_import_from_the_kernel_is_on_its_list():
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
+            if isinstance(node, ast.ImportFrom) and node.module == "hookline._kernel":
+                assert {alias.name for alias in node.names} <= {*vars(_kernel)}, path
 
 
 def test_no_file_is_long():
