@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import hookline as hl
 from hookline._kernel import leaves, map_tensors
+from tests.errors.wording import says
 from tests.support.needs import needs
 from tests.support.real_models import REAL_MODELS, gpt2, ids, llama, prepared
 from tests.support.states import state_of
@@ -177,9 +178,9 @@ def test_modules_that_are_never_called_are_named_with_a_reason(name: str) -> Non
     assert any(f"'{site}' was not called in 1 forward of {type(model).__name__}" in text for site in missing)
     assert UNCALLED[name] in text
     for site in missing:
-        with pytest.raises(hl.NotCaptured, match=f"'{site}' was not called"):
+        with pytest.raises(hl.NotCaptured, match=says("was not called", site)):
             acts[site]
-    with pytest.raises(hl.NeverFired, match=f"'{missing[0]}' was not called"), torch.no_grad():
+    with pytest.raises(hl.NeverFired, match=says("was not called", missing[0])), torch.no_grad():
         hl.run(model, **inputs, capture=missing[0])
 
 

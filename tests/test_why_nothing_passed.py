@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import hookline as hl
 from hookline._kernel import why_not_called
+from tests.errors.wording import says
 
 
 class Net(nn.Module):
@@ -158,7 +159,7 @@ def test_a_gradient_that_can_not_come_has_a_reason() -> None:
     acts = hooks.capture(":grad_output")
     hooks.when_missing("ignore")
     part(torch.tensor(1))
-    with pytest.raises(hl.NotCaptured, match="no tensor passes here"):
+    with pytest.raises(hl.NotCaptured, match=says("no tensor passes here")):
         acts[":grad_output"]
     hooks.remove()
 
@@ -168,7 +169,7 @@ def test_a_block_that_failed_is_named_by_its_error(error: type[Exception]) -> No
     model = Net()
     with contextlib.suppress(error), hl.capture(model, "last") as acts:
         model(X, error())
-    with pytest.raises(hl.NotCaptured, match=f"nothing passed 'last' before {error.__name__}"):
+    with pytest.raises(hl.NotCaptured, match=says("nothing passed before", "last", error.__name__)):
         acts["last"]
 
 

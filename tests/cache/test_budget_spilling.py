@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 import hookline as hl
 from hookline._kernel import leaves
+from tests.errors.wording import says
 from tests.support.cache_budgets import (
     VALUE,
     Echo,
@@ -301,20 +302,20 @@ class TestWhatGoesWrong:
     @pytest.mark.parametrize(
         ("options", "problem"),
         [
-            ({"limit": "2 G"}, r"limit='2 G' is not a number of bytes, nor text such as \"500 MB\" or \"2 GiB\""),
-            ({"limit": -1}, "limit=-1 is not a number of bytes"),
-            ({"limit": True}, "limit=True is no"),
-            ({"limit": 1.5}, "limit=1.5 is no"),
-            ({"limit": float("inf")}, "limit=inf is no"),
-            ({"limit": "many"}, "limit='many' is no"),
-            ({"limit": [1]}, "limit=list of 1 is no"),
-            ({"limit": ""}, "limit='' is no"),
-            ({"spill": True}, "spill= says where to keep values over the limit; give limit= too"),
-            ({"limit": 1, "spill": "nowhere"}, "spill='nowhere' is not a folder; make it first, or use spill=True"),
-            ({"limit": 1, "spill": 3}, "spill=3 is not a folder"),
-            ({"limit": 1, "spill": ""}, "spill='' is not a folder"),
-            ({"limit": 1, "spill": None}, "spill=None is not a folder"),
-            ({"limit": 1, "spill": True, "detach": False}, "spill= can't move a value of the graph to disk"),
+            ({"limit": "2 G"}, says("is not a number of bytes nor", "2 G", 500, 2)),
+            ({"limit": -1}, says("is not a number of bytes nor")),
+            ({"limit": True}, says("is not a number of bytes nor", "limit=True")),
+            ({"limit": 1.5}, says("is not a number of bytes nor", "1.5")),
+            ({"limit": float("inf")}, says("is not a number of bytes nor", "limit=inf")),
+            ({"limit": "many"}, says("is not a number of bytes nor", "many")),
+            ({"limit": [1]}, says("is not a number of bytes nor", 1, "limit=list of")),
+            ({"limit": ""}, says("is not a number of bytes nor", "limit=''")),
+            ({"spill": True}, says("spill= says where to keep")),
+            ({"limit": 1, "spill": "nowhere"}, says("is not a folder make", "nowhere")),
+            ({"limit": 1, "spill": 3}, says("is not a folder", 3)),
+            ({"limit": 1, "spill": ""}, says("spill= is not a folder")),
+            ({"limit": 1, "spill": None}, says("spill=None is not a folder")),
+            ({"limit": 1, "spill": True, "detach": False}, says("spill= can't move a value")),
         ],
         ids=str,
     )
@@ -324,7 +325,7 @@ class TestWhatGoesWrong:
 
     def test_run_says_where_the_options_belong(self):
         for name in ("limit", "spill"):
-            with pytest.raises(hl.HooklineError, match=f"run has no option '{name}'; write `with hl.capture"):
+            with pytest.raises(hl.HooklineError, match=says("run has no option", name)):
                 hl.run(model_of(), x, capture="0", **{name: 1})
 
     def test_a_folder_that_is_gone_is_told_and_nothing_is_lost(self, nothing_stays_on_disk):
@@ -332,9 +333,7 @@ class TestWhatGoesWrong:
         acts = hooks.capture("*", keep="all", limit=4 * VALUE, spill=True)
         model(x)
         nothing_stays_on_disk.rmdir()
-        with pytest.raises(
-            hl.StoreError, match=r"'0': the oldest value, 512 bytes of '0', could not be moved .*No such"
-        ):
+        with pytest.raises(hl.StoreError, match=says("the oldest value", "0", 512, "0")):
             model(x)
         nothing_stays_on_disk.mkdir()
         assert [len(acts.calls(site)) for site in acts] == [1, 1, 1, 1]
@@ -351,7 +350,7 @@ class TestWhatGoesWrong:
         model(x)
         with monkeypatch.context() as full:
             full.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=100))
-            with pytest.raises(hl.StoreError, match="could not be moved to .*: No space left on device; make room"):
+            with pytest.raises(hl.StoreError, match=says("could not be moved to")):
                 model(x)
         assert [len(acts.calls(site)) for site in acts] == [1, 1, 1, 1]
         model(x)
@@ -377,16 +376,14 @@ print(len(glob.glob(tempfile.gettempdir() + "/hookline-*/*")), acts[""].sum().it
         said = python("-W", "ignore::DeprecationWarning", "-c", code, TMPDIR=str(nothing_stays_on_disk))
         assert said.splitlines() == ["True True", "1 0.0"]
 
-    @pytest.mark.parametrize("harm", ["gone", "damaged"])
-    def test_a_file_that_somebody_took_or_changed_is_told(self, harm):
+    @pytest.mark.parametrize(("harm", "found"), [("gone", "No such file"), ("damaged", "damaged")])
+    def test_a_file_that_somebody_took_or_changed_is_told(self, harm, found):
         with hl.capture(model := model_of(), "*", limit=VALUE, spill=True) as acts:
             model(x)
         path = files()[0]
         data = path.read_bytes()
         path.unlink() if harm == "gone" else path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
-        with pytest.raises(
-            hl.StoreError, match="'0' was moved to disk and can't be read back: .*(No such|damaged).*; run the"
-        ):
+        with pytest.raises(hl.StoreError, match=says("was moved to disk and can't be read back", "0", found)):
             acts["0"]
         assert acts["3"].equal(model(x))
 
@@ -408,7 +405,7 @@ print(len(glob.glob(tempfile.gettempdir() + "/hookline-*/*")), acts[""].sum().it
             model([torch.ones(10), value])
             model(torch.ones(10), 1)
             assert on_disk(acts) == ["at.1"]
-            with pytest.raises(hl.CacheFull, match=rf"nothing is left to move to disk: 'at.0' .* holds {what}; keep"):
+            with pytest.raises(hl.CacheFull, match=says("nothing is left to move", "at.0", what)):
                 model([torch.ones(20), value.clone()], 2)
         assert acts["at.0"][0].equal(acts["at.1"])
 
@@ -428,7 +425,7 @@ print(len(glob.glob(tempfile.gettempdir() + "/hookline-*/*")), acts[""].sum().it
             output = model(x)
         assert bytes_at(acts)[0] == VALUE
         for read in (lambda: acts["first"], lambda: acts.calls("first"), lambda: acts.select("first")["first"]):
-            with pytest.raises(hl.StaleValue, match="'first' was overwritten in place after it was captured"):
+            with pytest.raises(hl.StaleValue, match=says("was overwritten in place after", "first")):
                 read()
         assert "first  " in repr(acts)
         assert acts["last"].equal(output)

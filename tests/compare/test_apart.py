@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import hookline as hl
+from tests.errors.wording import says
 from tests.support.compared_blocks import Computes, compared
 
 ONE = torch.tensor([[3.0, 4.0], [0.0, 0.0]])
@@ -112,5 +113,5 @@ def test_a_difference_of_one_between_large_integers_is_no_rounding():
 
 
 def test_models_that_return_no_tensors_are_not_compared():
-    with pytest.raises(hl.HooklineError, match="none returned tensors"):
+    with pytest.raises(hl.HooklineError, match=says("none returned tensors")):
         compared(lambda x: None, lambda x: None, ONE)

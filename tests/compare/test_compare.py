@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import hookline as hl
+from tests.errors.wording import says
 from tests.support.compared_blocks import counted_calls
 from tests.support.planted_faults import ResidualConvnet, cast, model_and_inputs
 
@@ -95,7 +96,7 @@ def test_check_and_strict_raise():
     a = stack()
     b = copy.deepcopy(a)
     b[1].eps = 0.1
-    with pytest.raises(hl.Diverged, match="'1' does something else on the same inputs. Hint: eps is 1e-05"):
+    with pytest.raises(hl.Diverged, match=says("does something else on the", "1")):
         hl.compare(a, b, run=(X,)).check()
     with pytest.raises(AssertionError):
         hl.compare(a, b, run=(X,), strict=True)
@@ -176,7 +177,7 @@ def test_a_single_row_is_compared_with_a_batch():
 
 
 def test_nothing_to_compare_is_an_error_and_another_shape_is_not_ok():
-    with pytest.raises(hl.HooklineError, match="none returned tensors"):
+    with pytest.raises(hl.HooklineError, match=says("none returned tensors")):
         hl.compare(Returns(lambda y: None), Returns(lambda y: None), run=(X,), match={"linear": None})
     report = hl.compare(nn.Linear(4, 3), nn.Linear(4, 5), run=(X,))
     assert report.verdict == "the model itself returns something else: output is (2, 3) in a, (2, 5) in b"
@@ -344,7 +345,7 @@ def test_a_fault_beside_elements_that_dwarf_it_is_found(large):
 
 def test_weights_are_named_if_a_model_fails():
     a, b = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2)), nn.Sequential(nn.Linear(4, 6), nn.Linear(8, 2))
-    with pytest.raises(hl.HooklineError, match=r"failed with RuntimeError: .* 0\.weight: \(8, 4\) in a, \(6, 4\) in b"):
+    with pytest.raises(hl.HooklineError, match=says("failed with RuntimeError", "(8, 4)", "(6, 4)", 0)):
         hl.compare(a, b, run=(X,))
     with pytest.raises(TypeError):
         hl.compare(a, copy.deepcopy(a), run=("text",))

@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 import hookline as hl
 from hookline.compat.backward_hooks import BackwardCall, add_backward, add_backward_pre, passed_together
+from tests.errors.wording import says
 
 
 class Residual(nn.Module):
@@ -248,12 +249,12 @@ def test_a_gradient_in_the_place_of_none_is_refused(x: bool, y: bool) -> None:
     hooks = hl.Hooks(module)
     ones = [torch.ones(2, requires_grad=is_followed) for is_followed in (x, y)]
     add_backward(hooks, "", lambda one: [torch.ones(2)] * 2, "filled", changes=True)
-    with pytest.raises(hl.EditError, match=f"a gradient was returned at position {int(x)}, which has none"):
+    with pytest.raises(hl.EditError, match=says("a gradient was returned at", int(x))):
         module(*ones)[1].sum().backward()
     hooks.remove()
     add_backward_pre(hooks := hl.Hooks(module), "", lambda one: [torch.ones(2)] * 2, "filled")
     if y:  # The first output is x * 2 and requires no gradient.
-        with pytest.raises(hl.EditError, match="a gradient was returned at position 0, which has none"):
+        with pytest.raises(hl.EditError, match=says("a gradient was returned at position", 0)):
             module(*ones)[1].sum().backward()
     hooks.remove()
 
@@ -270,7 +271,7 @@ def test_a_gradient_that_never_came_cannot_be_put_in() -> None:
     module = First()
     hooks = hl.Hooks(module)
     add_backward(hooks, "", lambda one: (torch.ones(2),), "filled", changes=True)
-    with pytest.raises(hl.EditError, match="a gradient was returned at position 0, which has none"):
+    with pytest.raises(hl.EditError, match=says("a gradient was returned at position", 0)):
         module(torch.ones(2, requires_grad=True))[1].sum().backward()
     hooks.remove()
     add_backward(hooks := hl.Hooks(module), "", lambda one: (None,), "cut", changes=True)
@@ -336,13 +337,13 @@ def test_too_few_gradients_and_nested_ones_are_refused() -> None:
     hooks = hl.Hooks(module)
     x, y = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
     add_backward(hooks, "", lambda one: (), "none", changes=True)
-    with pytest.raises(hl.EditError, match="0 gradients returned instead of 2"):
+    with pytest.raises(hl.EditError, match=says("gradients returned instead of", 0, 2)):
         module(x, y)[1].sum().backward()
     hooks.remove()
     nested = Nested()
     hooks = hl.Hooks(nested)
     add_backward(hooks, "", lambda one: ((x, y),), "nested", changes=True)
-    with pytest.raises(hl.EditError, match="inside a nested value can't be changed here"):
+    with pytest.raises(hl.EditError, match=says("inside a nested value can't")):
         nested((x, y)).sum().backward()
     hooks.remove()
 

@@ -10,6 +10,7 @@ import pytest
 
 import hookline as hl
 from hookline.compat import NAMES, install
+from tests.errors.wording import says
 from tests.support.quick_python import run_forked
 
 INSTALLED = {name: importlib.util.find_spec(name) is not None for name in NAMES}  # The original libraries.
@@ -245,5 +246,7 @@ def test_an_unknown_name_says_which_is_meant(name, hint):
 
 
 def test_no_name_at_all_is_refused():
-    with pytest.raises(hl.HooklineError, match="install.. needs .* torch_hook_utils, tacklebox, nice_hooks, torchhook"):
+    with pytest.raises(
+        hl.HooklineError, match=says("needs the names of", "torch_hook_utils, tacklebox, nice_hooks, torchhook")
+    ):
         install()

@@ -14,6 +14,7 @@ from torch import nn
 import hookline as hl
 from hookline.compat import nice_hooks
 from hookline.compat.nice_hooks import ActivationCache, ModulePath, expand_module_path, run
+from tests.errors.wording import says
 from tests.support.compat_models import X, paths
 
 RAN = ["mod1.0", "mod1.1", "mod1", "mod2", "blocks.0", ""]
@@ -149,14 +150,14 @@ def test_a_path_is_read_and_written(text: str, index: Any, canonical: str) -> No
 
 @pytest.mark.parametrize("part", ["", "-", "**", "x", "'k'", "1:2:3:4", "1.5"])
 def test_what_is_no_index_is_shown(part: str) -> None:
-    with pytest.raises(ValueError, match="is not an index") as error:
+    with pytest.raises(ValueError, match=says("is not an index")) as error:
         ModulePath.parse(f"a[0,{part}]")
     assert repr(part) in str(error.value)
 
 
 @pytest.mark.parametrize("text", ["a[0][1]", "a[0", "a]", "a[0]b"])
 def test_what_is_no_path_is_shown(text: str) -> None:
-    with pytest.raises(ValueError, match="is not a path") as error:
+    with pytest.raises(ValueError, match=says("is not a path")) as error:
         ModulePath.parse(text)
     assert repr(text) in str(error.value)
 
@@ -254,7 +255,7 @@ def test_several_wildcards_of_an_index_are_a_product(chain: nn.Sequential) -> No
 
 
 def test_an_index_that_is_not_there_names_the_place(chain: nn.Sequential) -> None:
-    with pytest.raises(hl.SiteError, match=r"'0\[7\]': \[7\] is not a part of float32 \(2, 5\)"):
+    with pytest.raises(hl.SiteError, match=says("is not a part of", "(2, 5)", "0[7]")):
         run(chain, X, return_activations=["0[7]"])
     with pytest.raises(LookupError, match="3 indices for"):
         run(chain, X, return_activations=["0[*,*,*]"])
@@ -310,11 +311,11 @@ def test_a_collection_of_torchs_own_handles_works(chain: nn.Sequential) -> None:
 
 
 def test_an_error_while_registering_leaves_nothing(chain: nn.Sequential) -> None:
-    with pytest.raises(ValueError, match="is not an index"):
+    with pytest.raises(ValueError, match=says("is not an index")):
         nice_hooks.register_forward_hook(chain, ["0", "1[x]"], print)
     with pytest.raises(ValueError, match="a forward pre-hook takes no index"):
         nice_hooks.register_forward_pre_hook(chain, ["0", "1[0]"], print)
-    with pytest.raises(ValueError, match="is not an index"):
+    with pytest.raises(ValueError, match=says("is not an index")):
         run(chain, X, forward_hooks={"0": print}, with_activations={"1[x]": 0.0})
     assert not any("forward" in vars(module) for module in chain.modules())
 
@@ -335,7 +336,7 @@ def test_a_hook_that_is_there_already_warns_and_runs_twice(chain: nn.Sequential)
     nice_hooks.register_forward_hook(chain, "0", lambda *_: None)
     nice_hooks.register_full_backward_hook(chain, "0", lambda *_: None)
     nice_hooks.register_full_backward_hook(chain, "0", lambda *_: calls.append("another"))
-    with pytest.warns(hl.HooklineWarning, match="'0' has the same edit hook from another Hooks already"):
+    with pytest.warns(hl.HooklineWarning, match=says("has the same edit hook from", "0")):
         nice_hooks.register_forward_hook(chain, "0", note)
     chain(X)
     hl.clear(chain)
@@ -382,12 +383,12 @@ def test_a_copy_of_a_hooked_model_is_not_hooked(chain: nn.Sequential) -> None:
 
 
 def test_a_path_that_matches_nothing_warns_at_the_users_line(model: nn.Module) -> None:
-    with pytest.warns(hl.HooklineWarning, match="'mod3' matches nothing in Model; did you mean 'mod1'") as warned:
+    with pytest.warns(hl.HooklineWarning, match=says("matches nothing in Model", "mod3", "mod1")) as warned:
         _, cache = run(model, X, return_activations=["mod3"])
     assert warned[0].filename == __file__
     assert cache == {}
     assert type(cache) is ActivationCache
-    with pytest.warns(hl.HooklineWarning, match="'mod1.*.weight' matches nothing") as warned:
+    with pytest.warns(hl.HooklineWarning, match=says("weight' matches nothing")) as warned:
         nice_hooks.register_forward_hook(model, "mod1.*.weight", print)
     assert warned[0].filename == __file__
     for keyword in ("forward_hooks", "forward_pre_hooks", "full_backward_hooks", "with_activations"):
@@ -396,18 +397,18 @@ def test_a_path_that_matches_nothing_warns_at_the_users_line(model: nn.Module) -
 
 
 def test_a_container_that_is_never_called_warns_by_name_and_is_passed_over_by_a_pattern(model: nn.Module) -> None:
-    with pytest.warns(hl.HooklineWarning, match="'blocks' is a ModuleList, which is never called; did you mean"):
+    with pytest.warns(hl.HooklineWarning, match=says("is a ModuleList", "blocks")):
         run(model, X, return_activations=["blocks"])
     assert list(run(model, X, return_activations=["bl**"])[1]) == ["blocks.0"]
 
 
 @pytest.mark.parametrize("keyword", ["forward_hooks", "forward_pre_hooks", "full_backward_hooks", "with_activations"])
 def test_a_module_that_never_ran_warns_and_says_why(model: nn.Module, keyword: str) -> None:
-    with pytest.warns(hl.HooklineWarning, match="'unused.*' was not called in 1 forward of Model: .* branch") as warned:
+    with pytest.warns(hl.HooklineWarning, match=says("was not called in forward of Model", 1)) as warned:
         run(model, X, **{keyword: {"unused": lambda *_: None}})
     assert warned[0].filename == __file__
     register = {"forward_hooks": nice_hooks.register_forward_hook}.get(keyword, nice_hooks.register_forward_pre_hook)
-    with pytest.warns(hl.HooklineWarning, match="was not called"), register(model, "unused", print):
+    with pytest.warns(hl.HooklineWarning, match=says("was not called")), register(model, "unused", print):
         model(X)
 
 
@@ -421,7 +422,7 @@ def test_a_module_that_a_pattern_finds_may_be_left_out(model: nn.Module, keyword
 
 def test_names_that_never_ran_warn_once_together(model: nn.Module) -> None:
     wanted = ["unused", "mod1", "unused[0]", "unused[*]"]
-    with pytest.warns(hl.HooklineWarning, match=r"'unused' was not called .* \(and 2 more\)$") as warned:
+    with pytest.warns(hl.HooklineWarning, match=says("was not called and", "unused", 2)) as warned:
         _, cache = run(model, X, return_activations=wanted)
     assert [one.filename for one in warned] == [__file__]
     assert list(cache) == ["mod1"]
@@ -451,22 +452,22 @@ def test_a_child_that_is_replaced_while_the_model_runs_is_left_out() -> None:
 
     model = Replacing()
     assert list(run(model, X, return_activations=True, forward_hooks={"**": lambda *_: None})[1]) == [""]
-    with pytest.warns(hl.HooklineWarning, match="'head' was not called"):
+    with pytest.warns(hl.HooklineWarning, match=says("was not called", "head")):
         run(model, X, return_activations=["head"])
-    with pytest.warns(hl.HooklineWarning, match="'head' was"):
+    with pytest.warns(hl.HooklineWarning, match=says("was not called more", "head")):
         run(model, X, forward_hooks={"head": lambda *_: None})
 
 
 def test_what_runs_in_a_torch_jit_graph_is_passed_over() -> None:
     model = nn.Sequential(torch.jit.script(nn.ReLU()), nn.Linear(4, 5))
     assert list(run(model, X, return_activations=True)[1]) == ["1", ""]
-    with pytest.warns(hl.HooklineWarning, match="'0' is compiled by torch.jit"):
+    with pytest.warns(hl.HooklineWarning, match=says("is compiled by torch jit", "0")):
         run(model, X, return_activations=["0"])
 
 
 def test_hooklines_own_marks_are_no_paths(model: nn.Module) -> None:
     for path in ("mod2:input", "mod2#0", "mod2/linear"):
-        with pytest.warns(hl.HooklineWarning, match=f"'{path}' names no module and no method"):
+        with pytest.warns(hl.HooklineWarning, match=says("names no module and no", path)):
             run(model, X, return_activations=[path])
 
 

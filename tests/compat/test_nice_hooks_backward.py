@@ -11,6 +11,7 @@ from torch import nn
 import hookline as hl
 from hookline.compat import nice_hooks
 from hookline.compat.nice_hooks import ModulePath, run
+from tests.errors.wording import says
 from tests.support.compat_models import X
 
 # Pre-hooks.
@@ -184,7 +185,7 @@ def test_none_from_a_backward_hook_cuts_the_gradient() -> None:
 def test_a_gradient_where_none_comes_is_refused() -> None:
     model = nn.Sequential(nn.Linear(4, 5))  # Torch raises a RuntimeError: no input requires a gradient.
     result = run(model, X, full_backward_hooks={"0": lambda *_: (torch.ones(2, 4),)})
-    with pytest.raises(hl.EditError, match="a gradient was returned at position 0, which has none; return None there"):
+    with pytest.raises(hl.EditError, match=says("a gradient was returned at position", 0)):
         result.sum().backward()
 
 
@@ -213,13 +214,13 @@ def test_a_backward_hook_gets_and_changes_the_gradients_of_positional_inputs() -
     ],
 )
 def test_an_index_is_refused_where_it_means_nothing(chain: nn.Sequential, register: Any, what: str) -> None:
-    with pytest.raises(ValueError, match=rf"'0\[:,1\]': a {what} takes no index; take the part inside the hook"):
+    with pytest.raises(ValueError, match=says("takes no index", "0[:,1]", what)):
         register(chain, "0[:, 1]", print)
 
 
 def test_a_gradient_that_cannot_come_warns(chain: nn.Sequential) -> None:
     with (
-        pytest.warns(hl.HooklineWarning, match="'0:grad_output' can get no gradient: torch.no_grad is on"),
+        pytest.warns(hl.HooklineWarning, match=says("can get no gradient torch no_grad", "0:grad_output")),
         torch.no_grad(),
     ):
         run(chain, X, full_backward_pre_hooks={"0": print})

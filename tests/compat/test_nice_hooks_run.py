@@ -16,6 +16,7 @@ from torch import nn
 import hookline as hl
 from hookline.compat import nice_hooks
 from hookline.compat.nice_hooks import ActivationCache, expand_module_path, run
+from tests.errors.wording import says
 from tests.support.compat_models import X, paths
 
 # run.
@@ -175,17 +176,17 @@ def test_a_part_of_a_dict_has_no_path() -> None:
             return {"a": x}
 
     for keywords in ({"return_activations": ["[*]"]}, {"forward_hooks": {"[*]": print}}):
-        with pytest.raises(hl.SiteError, match=r"the value is a dict, but '\*' only selects items of tensors"):
+        with pytest.raises(hl.SiteError, match=says("the value is a dict", "*")):
             run(Named(), X, **keywords)  # type: ignore[arg-type]
 
 
 def test_a_module_with_a_forward_hook_of_torchs_own_warns_of_the_patch(chain: nn.Sequential) -> None:
     handle = chain[0].register_forward_hook(lambda module, args, output: output * 0)
-    with pytest.warns(hl.HooklineWarning, match="'0' has a torch forward hook, which gets the new") as said:
+    with pytest.warns(hl.HooklineWarning, match=says("has a torch forward hook", "0")) as said:
         result = run(chain, X, with_activations={"0": torch.ones(2, 5)})
     assert said[0].filename == __file__
     assert not result.any()
-    with pytest.warns(hl.HooklineWarning, match=r"'0' .* hook \(and 1 more\)"):
+    with pytest.warns(hl.HooklineWarning, match=says("hook and more", "0", 1)):
         run(chain, X, with_activations={"0[0]": 1.0, "*[1]": 1.0})
     assert run(chain, X, return_activations=["0"], forward_hooks={"0": lambda *_: None})[1]["0"].any()
     handle.remove()
@@ -197,7 +198,7 @@ def test_a_module_with_a_forward_hook_of_torchs_own_warns_of_the_patch(chain: nn
 
 def test_without_hooks_anything_that_can_be_called_is_called(chain: nn.Sequential) -> None:
     assert run(functools.partial(chain), X, forward_hooks={}, return_activations=False).equal(chain(X))
-    with pytest.raises(hl.SiteError, match="a model is a torch.nn.Module, not partial"):
+    with pytest.raises(hl.SiteError, match=says("a model is a torch")):
         run(functools.partial(chain), X, return_activations=True)
 
 
@@ -206,7 +207,7 @@ def test_what_is_no_mapping_is_shown(chain: nn.Sequential) -> None:
         run(chain, X, with_activations="0")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="forward_hooks is a mapping, as in {'h.0': ...}, not list"):
         run(chain, X, forward_hooks=[("0", print)])  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"a path is text, .* not NoneType"):
+    with pytest.raises(TypeError, match=says("a path is text")):
         nice_hooks.register_forward_hook(chain, None, print)  # type: ignore[arg-type]
 
 
@@ -371,10 +372,10 @@ def test_nothing_of_a_patched_class_is_touched(patched: nn.Sequential) -> None:
 
 
 def test_a_method_that_is_not_there_or_has_no_calls_is_refused() -> None:
-    with pytest.raises(AttributeError, match="type object 'Inner' has no attribute 'other'"):
+    with pytest.raises(AttributeError, match=says("has no attribute", "Inner", "other")):
         nice_hooks.patch_method_to_module(Inner, "other")
     for name in ("forward", "__call__", "__doc__", "dump_patches"):
-        with pytest.raises(ValueError, match=f"Inner.{name} is not a method that can be named separately"):
+        with pytest.raises(ValueError, match=says("is not a method that", f"Inner.{name}")):
             nice_hooks.patch_method_to_module(Inner, name)
     with pytest.raises(TypeError, match=r"not an object of type Inner: patch_method_to_module\(Inner, 'inner_calc'\)"):
         nice_hooks.patch_method_to_module(Inner(), "inner_calc")  # type: ignore[arg-type]
@@ -389,7 +390,7 @@ def test_a_method_can_be_named_without_patching() -> None:
             return self.other(x)
 
     model = nn.Sequential(Own())
-    with pytest.warns(hl.HooklineWarning, match=r"'0.other' is a method; did you mean '0.other\(\)'"):
+    with pytest.warns(hl.HooklineWarning, match=says("is a method", "0.other", "0.other()")):
         run(model, X, return_activations=["0.other"])
     assert list(run(model, X, return_activations=["0.other()"])[1]) == ["0.other"]
 

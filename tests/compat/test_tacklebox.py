@@ -21,6 +21,7 @@ from hookline.compat.tacklebox.hook_management import (
     increment_name,
     validate_hook_category,
 )
+from tests.errors.wording import says
 from tests.support.compat_models import Log, my_backward_hook, my_forward_hook, my_forward_pre_hook, registered
 
 NO_CATEGORY = "zz is not a valid hook category. Choices are: forward_hook, backward_hook, forward_pre_hook, all"
@@ -178,7 +179,7 @@ def test_a_known_module_keeps_its_first_name_with_a_warning(net):
     manager, log = HookManager(), Log()
     manager.register_forward_hook(log.hook(), first=net[0])
     manager.register_forward_hook(log.hook(), net[0], first=net[1])
-    with pytest.warns(hl.HooklineWarning, match="registered as 'first' already, so the name 'other'") as said:
+    with pytest.warns(hl.HooklineWarning, match=says("so the name", "first", "other")) as said:
         manager.register_forward_hook(log.hook(), other=net[0])
     assert said[0].filename == __file__
     assert list(manager.name_to_module) == ["first", "first_1"]
@@ -187,7 +188,7 @@ def test_a_known_module_keeps_its_first_name_with_a_warning(net):
 def test_a_function_that_was_named_keeps_its_name_with_a_warning(net):
     manager, hook = HookManager(), Log().hook()
     manager.register_forward_hook(hook, a=net[0], hook_fn_name="one")
-    with pytest.warns(hl.HooklineWarning, match="registered as 'one' already, so the name 'two'"):
+    with pytest.warns(hl.HooklineWarning, match=says("so the name", "one", "two")):
         manager.register_forward_hook(hook, b=net[1], hook_fn_name="two")
     manager.register_forward_hook(hook, c=net[2])
     assert list(manager.name_to_hookhandle) == ["one[a]", "one[b]", "one[c]"]
@@ -262,7 +263,7 @@ def test_what_is_no_module_function_or_kind_is_refused(net):
 
 def test_the_forward_cache_is_for_backward_hooks(net):
     manager = HookManager()
-    only = "retain_forward_cache option is exclusively for backward hooks"
+    only = says("retain_forward_cache option is exclusively for")
     for refused in (
         lambda: manager.register_forward_hook(print, a=net[0], retain_forward_cache=True),
         lambda: manager.register_forward_pre_hook(print, a=net[0], retain_forward_cache=True),
@@ -291,18 +292,18 @@ def test_containers_that_are_never_called_are_registered_with_one_warning():
     manager.activate_all_hooks()
     assert list(manager.name_to_hookhandle) == ["f[layers]", "f[more]"]
     manager.cleanup()
-    with pytest.warns(hl.HooklineWarning, match="my_forward_hook will never be called for 'more'"):
+    with pytest.warns(hl.HooklineWarning, match=says("my_forward_hook will never be called", "more")):
         manager.register_forward_hook(my_forward_hook, more=net.more, first=net.layers[0])
     manager.cleanup()
     manager.register_backward_hook(my_backward_hook, **dict(net.named_modules()))  # With the inner modules: no warning.
     net.layers.name = "layers"
-    with pytest.warns(hl.HooklineWarning, match="f will never be called for 'layers'"):
+    with pytest.warns(hl.HooklineWarning, match=says("f will never be called", "layers")):
         HookFunction(Log().hook(), "forward_hook", name="f").register(net.layers)
 
 
 def test_what_torch_jit_made_is_registered_with_a_warning(x):
     manager, traced = HookManager(), torch.jit.trace(nn.Linear(2, 2), x)
-    with pytest.warns(hl.HooklineWarning, match=r"for 'a' \(TopLevelTracedModule\): it is compiled by torch.jit"):
+    with pytest.warns(hl.HooklineWarning, match=says("it is compiled by torch", "a")):
         manager.register_forward_hook(Log().hook(), a=traced, hook_fn_name="f")
 
 
@@ -535,7 +536,7 @@ def test_an_unknown_name_says_which_are_near(net):
 
 def test_an_unknown_function_is_told_of(net):
     manager = registered(net)
-    with pytest.warns(hl.HooklineWarning, match="which is not registered here") as said:
+    with pytest.warns(hl.HooklineWarning, match=says("which is not registered here")) as said:
         manager.activate_all_hooks(hook_types=[print])
     assert said[0].filename == __file__
 

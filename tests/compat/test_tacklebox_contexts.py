@@ -21,6 +21,7 @@ from hookline.compat.tacklebox.hook_management import (
     HookHandle,
     HookManager,
 )
+from tests.errors.wording import says
 from tests.support.compat_models import Log, my_backward_hook, my_forward_hook, my_forward_pre_hook, registered
 from tests.support.quick_python import run_forked
 
@@ -148,7 +149,7 @@ def test_contexts_add_up_with_any_other(net, x):
     assert net(x).requires_grad
     with manager.hook_all_context() + contextlib.suppress(LookupError):
         raise LookupError
-    with pytest.raises(AssertionError, match="context object '3' is missing '__enter__' or '__exit__' methods"):
+    with pytest.raises(AssertionError, match=says("context object is missing or", "3", "__enter__", "__exit__")):
         manager.hook_all_context() + 3
 
 
@@ -202,7 +203,7 @@ def test_removal_purges_every_table(net):
     assert net[0] not in handle.hook_fn.module_to_handle
     with pytest.raises(KeyError):
         manager.remove_hook(handle)
-    with pytest.warns(hl.HooklineWarning, match="was removed, and can't be activated"):
+    with pytest.warns(hl.HooklineWarning, match=says("and can't be activated")):
         handle.activate()
     assert not handle.active
     manager.remove_hook_function(my_forward_hook)
@@ -348,7 +349,7 @@ def test_a_hook_function_without_a_manager_stays_on_its_module(x):
 def test_a_hook_function_works_without_a_manager(x):
     module, log = nn.ReLU(), Log()
     hook_fn = HookFunction(log.hook("f"), "forward_hook", name="f")
-    with pytest.raises(AssertionError, match="Module must be given name before hook registration"):
+    with pytest.raises(AssertionError, match=says("Module must be given name")):
         hook_fn.register(module)
     module.name = "relu"
     (handle,) = hook_fn.register(module)
@@ -360,10 +361,10 @@ def test_a_hook_function_works_without_a_manager(x):
     hook_fn.deactivate_all_handles()
     module(x)
     assert repr(handle).endswith("(inactive)>")
-    with pytest.raises(AssertionError, match="Cannot deactivate hook: Hook is already inactive"):
+    with pytest.raises(AssertionError, match=says("Cannot deactivate hook")):
         handle.deactivate(raise_on_inactive=True)
     handle.activate()
-    with pytest.raises(AssertionError, match="Cannot activate hook: Hook is already active"):
+    with pytest.raises(AssertionError, match=says("Cannot activate hook")):
         handle.activate(raise_on_active=True)
     handle.set_name("other")
     assert handle.name == "other"
@@ -404,7 +405,7 @@ def test_a_hook_function_is_called_with_what_it_names():
     assert every(*given, (3,), (4,)) == ["module", "grad_in", "grad_out", "inputs", "outputs"]
     with pytest.raises(TypeError, match="Call signature should be .module, inputs. but got 3 positional args"):
         HookFunction(print, "forward_pre_hook", name="n")(*given)
-    with pytest.raises(TypeError, match=r"requested parameter 'zz' .* parameters are \[module, inputs, outputs\]"):
+    with pytest.raises(TypeError, match=says("parameters are module", "zz")):
         HookFunction(lambda zz: zz, "forward_hook", name="n", pass_by_pos=False)(*given)
     assert HookFunction.HOOK_TYPES == ["forward_hook", "backward_hook", "forward_pre_hook"]
 

@@ -34,6 +34,7 @@ from hookline.compat.tacklebox.hooks.model_tracking import (
     TrackingProtocol,
     validate_vars,
 )
+from tests.errors.wording import says
 
 INVALID = "Invalid var, zz, passed to tracker. Use a valid var key: inp, out, inp_grad, out_grad"
 
@@ -62,7 +63,7 @@ def test_modules_are_found_by_name_in_the_order_of_the_network(net):
     assert find_network_modules_by_name(net, "2") == [net[2]]
     with pytest.raises(AssertionError, match="Could not find the following modules in the passed network: zz, yy"):
         find_network_modules_by_name(net, ["0", "zz", "yy"])
-    with pytest.raises(AssertionError, match="Could not find the following modules in the passed network: "):
+    with pytest.raises(AssertionError, match=says("Could not find the following")):
         find_network_modules_by_name(net, [])
 
 
@@ -79,9 +80,9 @@ def test_a_module_is_replaced_by_its_path():
     assert net[1][0] is new
     with pytest.raises(AttributeError, match="zz"):
         set_torchvision_network_module(net, "zz.0", new)
-    with pytest.raises(IndexError, match="index 9 is out of range"):
+    with pytest.raises(IndexError, match=says("is out of range", 9)):
         set_torchvision_network_module(net, "1.9", new)
-    with pytest.warns(hl.HooklineWarning, match="'laier' matches nothing in .*: a new module was added") as said:
+    with pytest.warns(hl.HooklineWarning, match=says("matches nothing in", "laier")) as said:
         set_torchvision_network_module(net, "laier", new)
     assert said[0].filename == __file__
 
@@ -249,13 +250,13 @@ def test_settings_are_read_and_set_as_keys_and_as_attributes():
     assert (settings["a"], settings.b, settings.other, list(settings)) == (9, 8, 7, ["a", "b"])
     settings.overwrite_protocol(a=4)
     assert settings.a == 4
-    with pytest.raises(AssertionError, match="cannot overwrite protocol 'zz'. 'zz' is not contained in proto_dict."):
+    with pytest.raises(AssertionError, match=says("cannot overwrite protocol", "zz", "zz")):
         settings.overwrite_protocol(zz=4)
     with pytest.raises(KeyError):
         settings["zz"]
     with pytest.raises(AttributeError, match="Settings has no setting 'zz'"):
         settings.zz
-    with pytest.raises(TypeError, match="cannot create object of abstract class 'Protocol'"):
+    with pytest.raises(TypeError, match=says("cannot create object of abstract", "Protocol")):
         Protocol()
     assert Settings.DEFAULT_PROTOCOL == {"a": 1, "b": 2}
 
@@ -272,7 +273,7 @@ def test_a_tracking_protocol_says_what_is_kept(tmp_path):
     assert dict(TrackingProtocol(record_every=0, buffer_len=0).items()) == everything  # 0 means the default.
     with pytest.raises(AssertionError, match=INVALID):
         TrackingProtocol("zz")
-    with pytest.raises(AssertionError, match="cannot overwrite protocol 'zz'"):
+    with pytest.raises(AssertionError, match=says("cannot overwrite protocol", "zz")):
         TrackingProtocol(zz=3)
     path = tmp_path / "protocol.json"
     path.write_text(json.dumps({"track_inp": False, "buffer_len_out": 7}))
@@ -280,7 +281,7 @@ def test_a_tracking_protocol_says_what_is_kept(tmp_path):
     read = TrackingProtocol("inp", "out", protocol_json=str(path), namespace=arguments)
     assert (read.track_inp, read.track_out, read.buffer_len_inp, read.buffer_len_out) == (False, True, 5, 7)
     path.write_text(json.dumps({"trak_inp": False}))
-    with pytest.warns(hl.HooklineWarning, match="has settings that are not in the protocol: trak_inp"):
+    with pytest.warns(hl.HooklineWarning, match=says("has settings that are not")):
         TrackingProtocol(protocol_json=str(path))
 
 
@@ -330,9 +331,9 @@ def test_a_tracker_keeps_the_variables_of_its_modules(net, capsys):
 def test_reading_what_a_tracker_has_not_kept(net):
     tracker = ModuleTracker(a=net[0], protocol=TrackingProtocol("inp"))
     assert tracker.gather()["a"]["inp"].numel() == 0
-    with pytest.raises(ValueError, match=r"no values of 'inp' were kept for module 'a': run it inside track\(\)"):
+    with pytest.raises(ValueError, match=says("no values of", "inp", "a")):
         tracker.gather_module_var("a", "inp")
-    with pytest.raises(ValueError, match="no values of"):
+    with pytest.raises(ValueError, match=says("no values of")):
         tracker.gather_var("inp")
     for call in (
         lambda: tracker.gather_module_var("zz", "inp"),
@@ -368,7 +369,7 @@ def test_a_buffer_drops_the_earliest_with_a_warning(net):
     with tracker.track(clear_on_exit=False):
         with pytest.warns(
             UserWarning,
-            match="Cached inp data for module a exceeded buffer length of 2. Discarding earliest cached data.",
+            match=says("Cached inp data for module", 2),
         ) as said:
             for x in given:
                 net(x)
@@ -426,7 +427,7 @@ def test_the_variables_of_a_loader_are_collected_and_gathered(net, loader):
     tracker.aggregate_vars(loader, net, clear=False)
     assert sizes(tracker) == {"a": [3, 3], "b": [3, 3]}
     assert not any(handle.active for handle in tracker.hook_manager.name_to_hookhandle.values())
-    with pytest.raises(AssertionError, match="network must be passed to aggregate_vars if one was not passed to"):
+    with pytest.raises(AssertionError, match=says("network must be passed to")):
         ModuleTracker(net[0]).collect_vars(loader)
 
 
@@ -497,7 +498,7 @@ def test_what_is_no_tensor_is_told_of():
     module = Gives()
     tracker = ModuleTracker(a=module, protocol=TrackingProtocol("inp", "out"))
     with tracker.track():
-        with pytest.warns(hl.HooklineWarning, match="out of module a is not kept: it is not a tensor but dict"):
+        with pytest.warns(hl.HooklineWarning, match=says("out of module a is")):
             module(torch.ones(1))
         assert sizes(tracker) == {"a": [1, 0]}
 

@@ -35,6 +35,7 @@ from hookline.compat.torch_hook_utils import (
     use_indices_in_maxunpool,
 )
 from hookline.compat.torch_hook_utils.input_output_hooks import replace_layer_input_arguments
+from tests.errors.wording import says
 from tests.support.models import GPT, mlp, tokens
 
 
@@ -230,13 +231,16 @@ def test_an_object_that_is_put_in_is_the_very_one_which_the_layer_may_fill():
 def test_an_error_of_hookline_names_the_layer():
     model = nn.Sequential(OrderedDict({"block": nn.Sequential(nn.Linear(2, 2)), "pool": nn.MaxPool1d(2)}))
     x = torch.ones(3, 2, 2)
-    with pytest.raises(hl.HooklineError, match=r"'block\.0': a value inside vmap"):
+    with pytest.raises(hl.HooklineError, match=says("a value inside vmap", "block.0")):
         with get_layer_outputs([("block.0", model.block[0])]):
             torch.func.vmap(model)(x)
-    with pytest.raises(hl.HooklineError, match="'pool/max_pool1d': a value inside vmap"), save_maxpool_indices(model):
+    with (
+        pytest.raises(hl.HooklineError, match=says("a value inside vmap", "pool/max_pool1d")),
+        save_maxpool_indices(model),
+    ):
         torch.func.vmap(model)(x)
     unpool = nn.MaxUnpool1d(2)
-    with pytest.raises(hl.EditError, match=r"'up:inputs': no indices for 'up' have the shape \(3, 2, 2\) of its input"):
+    with pytest.raises(hl.EditError, match=says("no indices for", "'up:inputs'", "'up'", "(3, 2, 2)")):
         with use_indices_in_maxunpool({"up": unpool}, {"up": []}):
             unpool(x)
 
@@ -348,7 +352,7 @@ def test_the_first_input_is_the_first_that_the_forward_declares():
 def test_an_input_that_a_layer_does_not_take_can_not_be_replaced(forward):
     layer = type("Layer", (nn.Module,), {"forward": forward})()
     with replace_layer_inputs([("layer", layer)], {"layer": 1}):
-        with pytest.raises(hl.EditError, match="^'layer' takes no input that could be replaced"):
+        with pytest.raises(hl.EditError, match=says("takes no input that could", "layer")):
             layer()
 
 
@@ -515,14 +519,14 @@ def test_layers_that_did_not_run_are_passed_over_and_reading_them_says_why():
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.ModuleList([nn.Linear(8, 2)]))
     with get_layer_inputs(model.named_modules()) as inputs:
         model[2][0](torch.ones(8))
-        with pytest.raises(hl.NotCaptured, match="'0' has no value: not called in this block"):
+        with pytest.raises(hl.NotCaptured, match=says("has no value", "0")):
             inputs["0"]
     assert list(inputs) == ["2.0"]
     assert "0" not in inputs
     assert inputs.get("0") is None
-    with pytest.raises(hl.NotCaptured, match="'0' has no value: not called in this block"):
+    with pytest.raises(hl.NotCaptured, match=says("has no value", "0")):
         inputs["0"]
-    with pytest.raises(hl.NotCaptured, match="'2' has no value: a ModuleList is never called"):
+    with pytest.raises(hl.NotCaptured, match=says("has no value a", "2")):
         inputs["2"]
     with pytest.raises(KeyError, match="'other'"):
         inputs["other"]
@@ -530,7 +534,9 @@ def test_layers_that_did_not_run_are_passed_over_and_reading_them_says_why():
 
 def test_when_no_layer_ran_at_all_they_are_named():
     layers = [(number, nn.ReLU()) for number in range(5)]
-    with pytest.warns(hl.HooklineWarning, match="nothing passed 0, 1, 2 and 2 more: not called in this block") as said:
+    with pytest.warns(
+        hl.HooklineWarning, match=says("nothing passed and more not called in this block", "0, 1, 2 and 2 more")
+    ) as said:
         with get_layer_outputs(layers):
             pass
     assert said[0].filename == __file__
@@ -549,27 +555,27 @@ def test_nothing_is_said_of_the_layers_of_a_real_model_that_it_does_not_call():
 
 def test_a_layer_that_is_called_without_an_input_is_said_to_be():
     layer = Lambda(lambda: 1)
-    with pytest.warns(hl.HooklineWarning, match="nothing passed 'layer': .* or without an input"):
+    with pytest.warns(hl.HooklineWarning, match=says("or without an input", "layer")):
         with get_layer_inputs({"layer": layer}) as inputs:
             layer()
-    with pytest.raises(hl.NotCaptured, match="'layer' has no value: .* without an input"):
+    with pytest.raises(hl.NotCaptured, match=says("has no value without", "layer")):
         inputs["layer"]
 
 
 def test_a_layer_that_ran_on_another_thread_is_said_to_have_done_so():
     layer = nn.Linear(1, 1)
-    with pytest.warns(hl.HooklineWarning, match="on another thread or task than the block's"):
+    with pytest.warns(hl.HooklineWarning, match=says("on another thread or task")):
         with get_layer_inputs({"layer": layer}) as inputs:
             thread = threading.Thread(target=layer, args=(torch.ones(1),))
             thread.start()
             thread.join()
-    with pytest.raises(hl.NotCaptured, match="on another thread or task"):
+    with pytest.raises(hl.NotCaptured, match=says("on another thread or task", "layer")):
         inputs["layer"]
 
 
 def test_a_block_acts_in_the_task_that_opened_it():
     layer = nn.Linear(1, 1)
-    with pytest.warns(hl.HooklineWarning, match="on another thread or task than the block's"):
+    with pytest.warns(hl.HooklineWarning, match=says("on another thread or task")):
         with get_layer_inputs({"layer": layer}) as inputs:
             contextvars.Context().run(layer, torch.ones(1))
             assert inputs == {}
@@ -580,7 +586,7 @@ def test_a_block_acts_in_the_task_that_opened_it():
 
 def test_a_replacement_for_one_of_several_layers_that_did_not_run_is_named():
     layers = {"ran": nn.ReLU(), "not": nn.ReLU()}
-    with pytest.warns(hl.HooklineWarning, match="nothing passed 'not': not called"):
+    with pytest.warns(hl.HooklineWarning, match=says("nothing passed not called", "not")):
         with replace_layer_outputs(layers, {"ran": 1, "not": 2}):
             assert layers["ran"](torch.ones(1)) == 1
 
@@ -589,7 +595,7 @@ def test_a_replacement_for_what_is_never_called_is_said_to_be():
     layers = {"list": nn.ModuleList(), "layer": nn.ReLU()}
     with replace_layer_outputs(layers, {"layer": 2}):
         assert layers["layer"](torch.ones(1)) == 2
-    with pytest.warns(hl.HooklineWarning, match="the value for 'list' is not used: a ModuleList is never called"):
+    with pytest.warns(hl.HooklineWarning, match=says("the value for", "list")):
         with replace_layer_outputs(layers, {"list": 1, "layer": 2}):
             assert layers["layer"](torch.ones(1)) == 2
 
@@ -604,7 +610,7 @@ def test_a_replacement_for_what_is_never_called_is_said_to_be():
     ids=["inputs", "outputs", "arguments"],
 )
 def test_a_replacement_that_was_never_used_is_said_to_be(block):
-    with pytest.warns(hl.HooklineWarning, match="nothing passed 'layer': not called in this block") as said:
+    with pytest.warns(hl.HooklineWarning, match=says("not called in this block", "layer")) as said:
         with block([("layer", nn.ReLU())]):
             pass
     assert said[0].filename == __file__
@@ -620,7 +626,7 @@ def test_a_generator_that_is_used_up_is_said_to_be_empty():
     layers = model.named_children()
     with get_layer_inputs(layers):
         model(x)
-    with pytest.warns(hl.HooklineWarning, match="a generator that was already iterated is empty") as said:
+    with pytest.warns(hl.HooklineWarning, match=says("a generator that was already")) as said:
         with get_layer_inputs(layers) as inputs:
             model(x)
     assert said[0].filename == __file__
@@ -739,7 +745,7 @@ def test_a_sequential_may_be_empty_or_give_none():
 
 
 def test_a_sequential_refuses_both_forms_at_once_and_what_is_no_layer():
-    with pytest.raises(AssertionError, match=r"can only use \*args or \*\*kwargs, not both"):
+    with pytest.raises(AssertionError, match=says("can only use args or")):
         Sequential(nn.ReLU(), other=nn.ReLU())
     with pytest.raises(TypeError, match="is not a Module subclass"):
         Sequential("no layer")

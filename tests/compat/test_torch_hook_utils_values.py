@@ -20,6 +20,7 @@ from hookline.compat.torch_hook_utils import (
     replace_layer_outputs,
     save_maxpool_indices,
 )
+from tests.errors.wording import says
 from tests.support.compat_models import SQUARE, encoder
 from tests.support.models import mlp
 
@@ -246,6 +247,6 @@ def test_what_a_block_gives_is_a_dict_of_what_passed():
 
 def test_a_layer_without_a_value_to_put_in_is_named() -> None:
     layer = nn.Linear(2, 2)
-    with pytest.raises(KeyError, match=r"no value was given for the layer 'a'; there are values for \['b'\]"):
+    with pytest.raises(KeyError, match=says("no value was given for", "a", "b")):
         with replace_layer_outputs([("a", layer)], {"b": torch.zeros(2)}):
             layer(torch.ones(2))

@@ -23,6 +23,7 @@ import hookline as hl
 from hookline.compat.torchhook import (
     HookManager,
 )
+from tests.errors.wording import says
 from tests.support.compat_models import ResNet, image
 from tests.support.models import GPT, Returns, mlp, tokens
 from tests.support.quick_python import run_forked
@@ -199,8 +200,8 @@ def test_a_transform_that_expects_a_tensor_is_told_what_it_got():
     model = Returns(lambda x: (x, x))
     manager = HookManager(model)
     manager.add("pair", model, output_transform=lambda output: output.detach())
-    with pytest.warns(hl.HooklineWarning, match="the first element, which is output"):
-        with pytest.raises(AttributeError, match="'tuple' object has no attribute 'detach'") as caught:
+    with pytest.warns(hl.HooklineWarning, match=says("the first element")):
+        with pytest.raises(AttributeError, match=says("object has no attribute", "tuple", "detach")) as caught:
             model(torch.ones(1))
     if sys.version_info >= (3, 11):
         assert caught.value.__notes__[:2] == [
@@ -308,12 +309,12 @@ def test_reading_before_the_layer_ran_says_so():
     manager = HookManager(model)
     manager.add("head")
     manager.add("unused", nn.Tanh())
-    with pytest.warns(hl.HooklineWarning, match="no features for key 'head': its layer, Linear, has not run") as said:
+    with pytest.warns(hl.HooklineWarning, match=says("no features for key", "head")) as said:
         assert manager.get_features("head") == []
     assert said[0].filename == __file__
     model(tokens())
     assert len(manager.get_features("head")) == 1
-    with pytest.warns(hl.HooklineWarning, match="key 'unused': its layer, Tanh, has not run"):
+    with pytest.warns(hl.HooklineWarning, match=says("has not run", "unused")):
         assert manager.get("unused") == []
     assert "Hooks Registered but Not Triggered Yet:\n- unused\n" in str(manager)
 
@@ -321,7 +322,7 @@ def test_reading_before_the_layer_ran_says_so():
 def test_a_container_that_is_never_called_is_warned_of_and_stays_in_the_summary():
     model = GPT(depth=1)
     manager = HookManager(model)
-    expected = "no features will come for key 'h', a ModuleList: it has no forward; add the layers in it"
+    expected = says("no features will come for", "h")
     with pytest.warns(hl.HooklineWarning, match=expected) as said:
         handle = manager.add("h")
     assert said[0].filename == __file__
@@ -337,7 +338,7 @@ def test_a_container_that_is_never_called_is_warned_of_and_stays_in_the_summary(
 def test_a_layer_that_torch_jit_made_is_warned_of():
     model = nn.Sequential(torch.jit.trace(nn.Linear(2, 2), torch.ones(1, 2)))
     manager = HookManager(model)
-    with pytest.warns(hl.HooklineWarning, match="key '0', a TopLevelTracedModule: it is compiled by torch.jit, and "):
+    with pytest.warns(hl.HooklineWarning, match=says("it is compiled by torch jit", "0")):
         manager.add("0")
     model(torch.ones(1, 2))
     assert manager.features == {"0": []}
@@ -420,7 +421,7 @@ def test_a_size_that_is_set_later_counts_for_layers_that_are_added_later():
     manager = HookManager(model)
     manager.max_size = 1
     manager.add("0")
-    with pytest.warns(hl.HooklineWarning, match="max_size applies to layers that are added from now on") as said:
+    with pytest.warns(hl.HooklineWarning, match=says("max_size applies to layers that")) as said:
         manager.max_size = 2
     assert said[0].filename == __file__
     manager.add("1")

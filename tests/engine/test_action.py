@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import hookline as hl
+from tests.errors.wording import says
 from tests.support.models import GPT, Nested, mlp, tokens
 
 
@@ -51,19 +52,19 @@ def test_a_patch_takes_any_place_for_a_key() -> None:
 
 
 BAD_VALUES: dict[str, tuple[Any, str]] = {
-    "a shape": (torch.ones(3, 8), r"shape \(3, 8\) does not fit where \(2, 8\) passes"),
-    "too many dimensions": (torch.ones(1, 2, 8), r"shape \(1, 2, 8\) does not fit where \(2, 8\) passes"),
+    "a shape": (torch.ones(3, 8), says("shape does not fit where passes", "(3, 8)", "(2, 8)")),
+    "too many dimensions": (torch.ones(1, 2, 8), says("shape does not fit where passes", 2)),
     "a dtype": (
         torch.ones(8, dtype=torch.float64),
-        r"torch\.float64 .*torch\.float32 passes; .*\.to\(torch\.float32\)",
+        says("torch float64 torch float32 passes"),
     ),
-    "an integer dtype": (torch.ones(8, dtype=torch.long), r"torch\.int64 given where torch\.float32 passes"),
-    "a device": (torch.ones(8, device="meta"), r"on meta .*on cpu passes; move it with \.to\('cpu'\)"),
-    "a structure": ((torch.ones(2, 8),), r"tuple of 1 given where float32 \(2, 8\) passes"),
-    "text": ("zero", r"str given where float32 \(2, 8\) passes; give a tensor or a number"),
-    "nothing": (None, r"None given where float32 \(2, 8\) passes"),
+    "an integer dtype": (torch.ones(8, dtype=torch.long), says("int64 given where torch")),
+    "a device": (torch.ones(8, device="meta"), says("on cpu passes", "cpu")),
+    "a structure": ((torch.ones(2, 8),), says("tuple of given where float32 passes", "(2, 8)", 1)),
+    "text": ("zero", says("str given where float32", "(2, 8)")),
+    "nothing": (None, says("None given where float32", "(2, 8)")),
     "a complex number": (1j, "complex"),
-    "a list of numbers": ([0.0] * 8, r"list of 8 given where float32 \(2, 8\) passes"),
+    "a list of numbers": ([0.0] * 8, says("given where float32 passes", "(2, 8)", 8)),
 }
 
 
@@ -82,11 +83,11 @@ def test_a_number_must_fit_the_dtype() -> None:
     whole = torch.arange(3)
     assert hl.run(model, whole, patch={"0": 2.0}).tolist() == [2, 2, 2]
     assert hl.run(model, whole, patch={"0": 2.0}).dtype == torch.long
-    with pytest.raises(hl.EditError, match=r"'0': 0\.5 given where int64 \(3,\) passes; it can't hold a fraction"):
+    with pytest.raises(hl.EditError, match=says("given where int64 passes", "(3,)", "0", "0.5")):
         hl.run(model, whole, patch={"0": 0.5})
-    with pytest.raises(hl.EditError, match=r"'0\[0\]': nan given where int64"):
+    with pytest.raises(hl.EditError, match=says("given where passes", "0[0]", "nan given where int64")):
         hl.run(model, whole, patch={"0[0]": float("nan")})
-    with pytest.raises(hl.EditError, match="'0': 300 given where uint8"):
+    with pytest.raises(hl.EditError, match=says("given where passes", "0", 300, "given where uint8")):
         hl.run(model, whole.to(torch.uint8), patch={"0": 300})
 
 
@@ -121,7 +122,10 @@ def test_any_other_shape_is_refused_without_a_word_about_tokens(
     given: tuple[int, ...], passing: list[tuple[int, ...]]
 ) -> None:
     model = nn.Sequential(nn.Identity())
-    with pytest.raises(hl.EditError, match="passes$"), hl.patch(model, {"0": torch.ones(given)}):
+    with (
+        pytest.raises(hl.EditError, match=says("shape does not fit where")),
+        hl.patch(model, {"0": torch.ones(given)}),
+    ):
         for shape in passing:
             model(torch.ones(shape))
 
@@ -152,7 +156,7 @@ class Packs(nn.Module):
 def test_a_value_of_another_structure_is_refused_with_the_name_of_a_part(
     change: dict[str, Any], pack: bool, named: str
 ) -> None:
-    with pytest.raises(hl.EditError, match="given where .* passes") as raised:
+    with pytest.raises(hl.EditError, match=says("given where passes")) as raised:
         hl.run(Packs(), torch.ones(2, 3, 4), pack, **change)
     assert str(raised.value).endswith(f"; name the part to change, as in {named}")
 
@@ -162,13 +166,13 @@ def test_a_nested_patch_must_have_the_structure_of_what_passes() -> None:
     output = hl.run(model, x, patch={'["hidden"]': (0.0, torch.ones(2, 4))})
     assert output["hidden"][0].count_nonzero() == 0
     for value, message in {
-        0.0: "0.0 given where tuple of 2 passes; name the part",
-        (0.0,): "tuple of 1 given where tuple of 2 passes",
-        (0.0, torch.ones(3)): r"shape \(3,\) does not fit where \(2, 4\) passes",
+        0.0: says("given where tuple of passes", "0.0", 2),
+        (0.0,): says("given where tuple of", 1, 2),
+        (0.0, torch.ones(3)): says("shape does not fit where passes", "(3,)", "(2, 4)"),
     }.items():
         with pytest.raises(hl.EditError, match=message):
             hl.run(model, x, patch={'["hidden"]': value})
-    with pytest.raises(hl.EditError, match="the keys differ|given where dict of logits"):
+    with pytest.raises(hl.EditError, match=says("a dict with other keys given")):
         hl.run(model, x, patch={"": {"logit": 0.0, "hidden": (0.0, 0.0), "loss": None, "steps": 3}})
 
 
@@ -217,7 +221,7 @@ def test_an_edit_may_write_into_its_argument_if_it_returns_it() -> None:
 
     assert hl.run(model, x, edit={"0": write}).sum() == 6
     assert x.eq(1).all()
-    with pytest.raises(hl.EditError, match="'0': the function wrote into its argument but returned None; return"):
+    with pytest.raises(hl.EditError, match=says("the function wrote into its", "0")):
         hl.run(model, x, edit={"0": lambda value: value.__setitem__(0, 0)})
     assert x.eq(1).all()
 
@@ -236,27 +240,28 @@ def test_an_edit_may_write_into_a_container_if_it_returns_it() -> None:
     assert hl.run(Nested(), x, edit={"": write})["logits"].count_nonzero() == 0
     assert hl.run(Nested(), x, edit={"": count})["steps"] == 7
     for function in (write, count):
-        with pytest.raises(hl.EditError, match="'': the function wrote into its argument but returned None"):
+        with pytest.raises(hl.EditError, match=says("the function wrote into its")):
             hl.run(Nested(), x, edit={"": lambda value, function=function: function(value) and None})
 
 
 BAD_RESULTS: dict[str, tuple[Any, str]] = {
-    "a shape": (lambda value: value[:1], r"shape \(1, 8\) given where \(2, 8\) passes"),
+    "a shape": (lambda value: value[:1], says("a shape given where another passes", "(1, 8)", "(2, 8)")),
     "a dtype": (
         lambda value: value.double(),
         r"torch\.float64 given where torch\.float32 passes; .*\.to\(torch\.float32\)",
     ),
-    "a number": (lambda value: 0.0, r"0\.0 given where float32 \(2, 8\) passes"),
-    "a structure": (lambda value: (value,), r"tuple of 1 given where float32 \(2, 8\) passes"),
-    "a device": (lambda value: value.to("meta"), "on meta given where one on cpu passes"),
+    "a number": (lambda value: 0.0, says("a value given where another passes", "0.0", "(2, 8)")),
+    "a structure": (lambda value: (value,), says("tuple of given where float32 passes", "(2, 8)", 1)),
+    "a device": (lambda value: value.to("meta"), says("a tensor of another device given", "meta", "cpu")),
 }
 
 
 @pytest.mark.parametrize("what", BAD_RESULTS)
 def test_an_edit_that_returns_something_else_is_refused_with_both_sides(what: str) -> None:
     function, message = BAD_RESULTS[what]
-    with pytest.raises(hl.EditError, match=f"'0': .*{message}"):
+    with pytest.raises(hl.EditError, match=message) as raised:
         hl.run(mlp(), torch.ones(2, 4), edit={"0": function})
+    assert str(raised.value).startswith("'0': ")
 
 
 def test_without_the_check_an_edit_may_return_anything() -> None:
@@ -332,11 +337,11 @@ def test_hooks_of_each_kind_at_one_site_act_in_the_order_they_were_added() -> No
 
 @pytest.mark.parametrize("function", [3, None, "relu", torch.ones(2)])
 def test_an_edit_takes_a_function(function: Any) -> None:
-    with pytest.raises(hl.EditError, match="edit takes a function of the value, not .*; patch puts values in"):
+    with pytest.raises(hl.EditError, match=says("edit takes a function of")):
         hl.edit(mlp(), "0", function)
 
 
 @pytest.mark.parametrize("values", [3, [("0", 1.0)], "0", None])
 def test_a_patch_takes_a_mapping(values: Any) -> None:
-    with pytest.raises(hl.EditError, match="patch takes a mapping, as in {'h.0': 0.0}, or a Cache, not "):
+    with pytest.raises(hl.EditError, match=says("patch takes a mapping", "h.0", "0.0")):
         hl.patch(mlp(), values)

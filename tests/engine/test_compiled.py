@@ -13,6 +13,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch._dynamo.utils import counters
 
 import hookline as hl
+from tests.errors.wording import says
 from tests.support.models import GPT, Nested, tokens
 
 # Dynamo asks every tensor that enters a graph for its `.grad`.
@@ -318,7 +319,7 @@ def test_a_number_among_integers_is_put_in_or_refused_as_without_a_graph() -> No
     with hl.patch(case.compiled, {"embed": 2.5}, check=False):
         assert case.compiled(case.x) == 2.5
     torch._dynamo.reset()
-    with pytest.raises(Exception, match="0.5 given where int64.*can't hold a fraction"):
+    with pytest.raises(Exception, match=says("given where int64 can't", "0.5")):
         hl.run(case.compiled, case.x, patch={"embed:input": 0.5})
 
 
@@ -369,7 +370,7 @@ def test_values_that_are_put_in_call_by_call_are_those_of_each_call_of_a_compile
         outputs = [counted.model(tokens()) for _ in range(3)]
     with hl.patch(counted.compiled, acts):
         assert_same([counted.compiled(counted.x) for _ in range(3)], outputs)
-        with pytest.raises(hl.EditError, match=r"'h.0': call 3 has no value: the cache has 3"):
+        with pytest.raises(hl.EditError, match=says("has no value the", "h.0", 3, 3)):
             counted.compiled(counted.x)
 
 
@@ -433,7 +434,7 @@ def test_models_of_different_classes_do_not_use_up_each_others_graphs() -> None:
 
 def test_more_sets_of_hooks_than_torch_makes_graphs_for_are_told_and_right() -> None:
     case = compiled_gpt(fullgraph=False)
-    advice = r"GPT ran uncompiled: torch makes at most 2 graphs.*recompile_limit, or compile the blocks"
+    advice = says("GPT ran uncompiled", 2)
     with torch._dynamo.config.patch(recompile_limit=2):
         plain = case.compiled(case.x)
         for site in ("h.0", "h.1"):
@@ -455,7 +456,7 @@ def test_a_model_of_torchs_own_that_ran_uncompiled_is_told_too(hooked: str) -> N
         for site in ("0", "1"):
             with hl.capture(on, site):
                 compiled(x)
-        with pytest.warns(hl.HooklineWarning, match="Sequential ran uncompiled"), hl.capture(on, "2") as acts:
+        with pytest.warns(hl.HooklineWarning, match=says("Sequential ran uncompiled")), hl.capture(on, "2") as acts:
             compiled(x)
     assert_same(acts["2"], model(x))
 

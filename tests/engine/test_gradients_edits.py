@@ -9,6 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 import hookline as hl
 from hookline._kernel import Call
+from tests.errors.wording import says
 from tests.support.models import Scaled, loss_of
 
 
@@ -148,7 +149,7 @@ def test_a_gradient_kept_by_reference_is_refused_once_it_was_overwritten() -> No
         model(x).backward(upstream)
     assert acts["2:grad_output"].equal(torch.ones(3, 2))
     upstream.zero_()
-    with pytest.raises(hl.StaleValue, match=r"'2:grad_output' was overwritten .*clone=True"):
+    with pytest.raises(hl.StaleValue, match=says("was overwritten in place", "2:grad_output")):
         acts["2:grad_output"]
 
 
@@ -224,14 +225,14 @@ def test_a_gradient_reaches_the_graphs_own_tensor_too() -> None:
 
 def test_a_gradient_edit_by_a_pattern_without_gradients_raises_once_and_warns_of_nothing_before() -> None:
     model, x = model_and_input()
-    with pytest.raises(hl.NeverFired, match="can get no gradient: torch.no_grad is on"):
+    with pytest.raises(hl.NeverFired, match=says("can get no gradient torch no_grad")):
         with hl.edit(model, "*:grad_output", torch.zeros_like), torch.no_grad():
             model(x)
 
 
 def test_a_gradient_edit_by_a_pattern_warns_at_the_end_of_the_forwards_that_had_no_gradients() -> None:
     model, x = model_and_input()
-    with pytest.warns(hl.HooklineWarning, match="can get no gradient: torch.no_grad is on.*in 1 call") as said:
+    with pytest.warns(hl.HooklineWarning, match=says("can get no gradient torch no_grad is", 1)) as said:
         with hl.edit(model, "*:grad_output", torch.zeros_like):
             with torch.no_grad():
                 model(x)
@@ -243,7 +244,7 @@ def test_a_gradient_edit_that_stays_warns_at_once() -> None:
     model, x = model_and_input()
     hooks = hl.Hooks(model)
     hooks.edit("*:grad_output", torch.zeros_like)
-    with pytest.warns(hl.HooklineWarning, match="can get no gradient: torch.no_grad is on"), torch.no_grad():
+    with pytest.warns(hl.HooklineWarning, match=says("can get no gradient torch no_grad")), torch.no_grad():
         model(x)
     hooks.remove()
 
@@ -288,8 +289,6 @@ def test_a_model_that_runs_only_in_a_backward_says_that_nothing_was_captured() -
     other, _ = model_and_input()
     loss = loss_of(model(x))
     loss.register_hook(lambda _: other(x).sum() * 0)
-    with pytest.raises(
-        hl.NeverFired, match="'0' was passed over: it ran in a backward, where a forward is taken for a"
-    ):
+    with pytest.raises(hl.NeverFired, match=says("was passed over it", "0")):
         with hl.capture(other, "0"):
             loss.backward()

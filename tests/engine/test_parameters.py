@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import hookline as hl
+from tests.errors.wording import says
 from tests.support.models import Autoencoder, Shares, Uses, loss_of
 from tests.support.states import state_of
 
@@ -174,7 +175,7 @@ def test_numbers_count_the_operations_of_one_name_in_one_forward() -> None:
     assert all(torch.equal(output, model.W.sum().expand(3, 4)) for output in outputs)
     assert len(acts.calls("W/matmul#2")) == 2
     assert len(acts.calls("W/matmul")) == 6
-    with pytest.raises(hl.NeverFired, match=r"'W/matmul#3' did not fire.*'#' counts from 0"):
+    with pytest.raises(hl.NeverFired, match=says("did not fire counts", "W/matmul#3", "#", 0)):
         hl.run(model, x, capture="W/matmul#3")
 
 
@@ -302,11 +303,11 @@ def test_wildcards_in_the_operation_and_in_the_path() -> None:
     model, x = Autoencoder(), torch.randn(3, 4)
     _, acts = hl.run(model, x, capture=["W_*/mat*", "b_dec/{sub,add}"])
     assert list(acts) == ["b_dec/sub#0", "W_enc/matmul#0", "W_dec/matmul#0", "b_dec/add#0"]
-    with pytest.raises(hl.SiteError, match="'V_enc'.*did you mean 'W_enc'"):
+    with pytest.raises(hl.SiteError, match=says("matches nothing did you mean", "V_enc", "W_enc")):
         hl.capture(model, "V_enc/matmul")
-    with pytest.raises(hl.NeverFired, match="'b_dec/mm' did not fire: 'mm' did not take it; what did: sub, add"):
+    with pytest.raises(hl.NeverFired, match=says("did not fire did not", "b_dec/mm", "mm")):
         hl.run(model, x, capture="b_dec/mm")
-    with pytest.raises(hl.NeverFired, match="'W_enc/matmull' did not fire.*did you mean 'matmul'"):
+    with pytest.raises(hl.NeverFired, match=says("did not fire did", "W_enc/matmull", "matmul")):
         hl.run(model, x, patch={"W_enc/matmull": 0.0})
     assert names(model, "W_enc/*", "W_dec/matmul", run=(x,)) == ["W_enc/matmul", "W_dec/matmul"]
 

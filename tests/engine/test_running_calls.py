@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import hookline as hl
 from hookline._kernel import Call, running_calls
+from tests.errors.wording import says
 
 
 class Inner(nn.Module):
@@ -106,7 +107,7 @@ def test_the_call_around_is_unknown_afterwards_and_in_a_capture_it_is_known():
     model, calls = Sampler(), []
     with hl.edit(model, "middle.inner", lambda _, call: calls.append(call), with_call=True):
         model(X)
-    with pytest.raises(hl.HooklineError, match="known only while it runs: read call.parent in the function"):
+    with pytest.raises(hl.HooklineError, match=says("known only while it runs")):
         calls[0].parent
     hooks = hl.Hooks(model)
     acts = hooks.capture(
@@ -138,7 +139,7 @@ def test_a_call_outside_of_a_forward_knows_no_step():
         model.middle(X, time=1)
     (call,) = found
     for name in ("step", "tokens"):
-        with pytest.raises(hl.HooklineError, match="none was running; add the hooks"):
+        with pytest.raises(hl.HooklineError, match=says("none was running")):
             getattr(call, name)
 
 

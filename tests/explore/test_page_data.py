@@ -12,6 +12,7 @@ from torch import nn
 
 import hookline as hl
 from hookline import Site
+from tests.errors.wording import says
 from tests.support.explorer_pages import data_of, loss, module_of, pixels, shown, site_of, text_of
 
 
@@ -58,7 +59,7 @@ def test_every_field_of_a_page_is_as_the_front_end_expects_it(model, ids, path):
 
 def test_pictures_and_statistics_are_those_of_the_values(model, ids, path):
     page = data_of(hl.explore(model, run=(ids,), to=path))
-    with pytest.warns(hl.HooklineWarning, match="out_proj"):
+    with pytest.warns(hl.HooklineWarning, match=says("was not called")):
         _, acts = hl.run(model, ids, capture="**")
     for site in page["sites"]:
         if not site["path"]:

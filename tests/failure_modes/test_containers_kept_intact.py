@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import hookline as hl
+from tests.errors.wording import says
 
 
 @dataclasses.dataclass
@@ -232,7 +233,10 @@ def test_parameters_that_a_module_keeps_in_a_list_stay_there_and_their_gradient_
             return self.kept
 
     model = nn.Sequential(Keeps())
-    with pytest.raises(hl.NeverFired, match="'0:grad_output' can get no gradient"), hl.capture(model, "0:grad_output"):
+    with (
+        pytest.raises(hl.NeverFired, match=says("others hold the list", "0:grad_output")),
+        hl.capture(model, "0:grad_output"),
+    ):
         model(torch.ones(1))
     assert model[0].kept[0] is model[0].weight
 
@@ -390,7 +394,7 @@ def test_what_a_child_keeps_is_not_changed_by_a_patch_of_its_parents_output() ->
 
 def test_looking_at_gradients_leaves_what_a_child_keeps() -> None:
     model = PassesOn()
-    with pytest.raises(hl.NeverFired, match="others hold the list, dict or object"), hl.capture(model, ":grad_output"):
+    with pytest.raises(hl.NeverFired, match=says("others hold the list")), hl.capture(model, ":grad_output"):
         model(torch.ones(2))["x"].sum()
     with hl.capture(model, ':grad_output["x"]'):
         output = model(torch.ones(2, requires_grad=True))
@@ -514,7 +518,7 @@ def test_a_change_of_gradients_that_leaves_a_tensor_out_warns() -> None:
             return values
 
     model, x = Appends(), torch.ones(2, requires_grad=True)
-    with pytest.warns(hl.HooklineWarning, match="':grad_output' is changed only in part.*others hold the list") as said:
+    with pytest.warns(hl.HooklineWarning, match=says("is changed only in part", ":grad_output")) as said:
         with hl.patch(model, {":grad_output": 0.0}):
             sum(model([x * 1])).sum().backward()
     assert len(said) == 1

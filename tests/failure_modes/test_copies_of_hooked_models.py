@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import hookline as hl
+from tests.errors.wording import says
 from tests.support.models import COPIES, GPT, mlp, tokens
 from tests.support.states import state_of
 
@@ -225,7 +226,7 @@ def test_replicas_for_data_parallel_are_refused_while_hooked(site: str) -> None:
     hooks = hl.Hooks(model)
     hooks.capture(f"0{site}")
     for module in (model, model[0]):
-        with pytest.raises(hl.HooklineError, match="DataParallel runs copies of the model"):
+        with pytest.raises(hl.HooklineError, match=says("DataParallel runs copies of")):
             module._replicate_for_data_parallel()
     assert type(model[0].child._replicate_for_data_parallel()) is nn.Linear
     model(x)
@@ -323,9 +324,7 @@ def test_a_copy_of_hooks_has_none_and_says_so(duplicate):
     hooks = hl.Hooks(model)
     acts = hooks.capture("0")
     hooks.edit("1", torch.zeros_like)
-    with pytest.warns(
-        hl.HooklineWarning, match=r"a copy of a Hooks has none of its hooks \(here 2, on Sequential\)"
-    ) as all_:
+    with pytest.warns(hl.HooklineWarning, match=says("a copy of a Hooks", 2)) as all_:
         other = duplicate(hooks)
     assert all_[0].filename == __file__
     assert len(other) == 0
@@ -344,7 +343,7 @@ def test_a_model_that_holds_its_own_hooks_is_copied_without_them(duplicate):
     model = mlp()
     model.seen = hl.Hooks(model)
     model.seen.capture("0")
-    with pytest.warns(hl.HooklineWarning, match="a copy of a Hooks has none"):
+    with pytest.warns(hl.HooklineWarning, match=says("a copy of a Hooks")):
         other = duplicate(model)
     assert other.seen.model is other
     assert len(other.seen) == 0

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import hookline as hl
+from tests.errors.wording import says
 from tests.support.models import mlp
 from tests.support.running import said
 
@@ -35,14 +36,17 @@ class TestSubscripts:
     )
     def test_a_change_that_never_selects_anything_raises(self, verb: str, site: str) -> None:
         model = wide()
-        with pytest.raises(hl.NeverFired, match=r"changed nothing: .* selects nothing of float32 \(2, 4\)"):
+        with pytest.raises(hl.NeverFired, match=says("selects nothing of float32", "(2, 4)")):
             with CHANGES[verb](model, site):
                 model(X)
 
     @pytest.mark.parametrize("verb", CHANGES)
     def test_a_change_of_a_gradient_that_selects_nothing_raises(self, verb: str) -> None:
         model = wide()
-        with pytest.raises(hl.NeverFired, match=r"changed nothing: \[:, 7:9\] selects nothing"):
+        with pytest.raises(
+            hl.NeverFired,
+            match=says("selects nothing of float32", "[:, 7:9]", "(2, 4)"),
+        ):
             with CHANGES[verb](model, "0:grad_output[:, 7:9]"):
                 model(X).sum().backward()
 
@@ -55,7 +59,7 @@ class TestSubscripts:
 
     def test_a_part_of_a_tuple_may_be_nothing_too(self) -> None:
         model = nn.Sequential(nn.LSTM(4, 4))
-        with pytest.raises(hl.NeverFired, match=r"\[2:\] selects nothing of tuple of 2"):
+        with pytest.raises(hl.NeverFired, match=says("selects nothing of tuple of", 2)):
             with hl.edit(model, "0[2:]", lambda value: value):
                 model(X)
 
@@ -180,8 +184,7 @@ class TestSubscripts:
     def test_a_position_that_a_decode_step_lacks_points_at_the_token(self, site: str) -> None:
         model = nn.Sequential(nn.Linear(2, 2))
         named = site.replace("4", "@4")
-        hint = "; a model that generates with a cache .*" + re.escape(f"'{named}' counts tokens in the whole sequence")
-        with pytest.raises(hl.SiteError, match=f"out of bounds .*{hint}"):
+        with pytest.raises(hl.SiteError, match=says("out of bounds cache", f"'{named}'")):
             with hl.capture(model, site, keep="all"):
                 model(torch.ones(1, 5, 2))
                 model(torch.ones(1, 1, 2))
@@ -191,8 +194,9 @@ class TestSubscripts:
         assert [tensor.shape for tensor in acts.values()] == [(1, 2)]
 
     def test_a_position_that_the_first_call_lacks_is_no_matter_of_a_cache(self) -> None:
-        with pytest.raises(hl.SiteError, match=r"dimension 1 with size 1$"):
+        with pytest.raises(hl.SiteError, match=says("dimension with size", 1)) as raised:
             hl.run(nn.Sequential(nn.Identity()), torch.ones(1, 1, 2), capture="0[:, 4]")
+        assert "cache" not in str(raised.value)
 
 
 class Branches(nn.Module):
@@ -214,14 +218,17 @@ class TestPatterns:
     @pytest.mark.parametrize("verb", BY_PATTERN)
     def test_a_change_by_a_pattern_of_which_no_place_fires_raises(self, verb: str) -> None:
         model = Branches()
-        with pytest.raises(hl.NeverFired, match=r"'spare.0' was not called in 1 forward.*\(and 1 more\)"):
+        with pytest.raises(hl.NeverFired, match=says("was not called in forward and", "spare.0", 1, 1)):
             with BY_PATTERN[verb](model, "spare.*"):
                 model(X)
 
     @pytest.mark.parametrize("verb", BY_PATTERN)
     def test_a_change_by_a_pattern_of_which_some_places_fire_warns_of_the_others(self, verb: str) -> None:
         model = Branches()
-        with pytest.warns(hl.HooklineWarning, match=r"'used.1' was not called"), BY_PATTERN[verb](model, "used.*"):
+        with (
+            pytest.warns(hl.HooklineWarning, match=says("was not called", "used.1")),
+            BY_PATTERN[verb](model, "used.*"),
+        ):
             model(X)
 
     def test_each_key_of_a_patch_is_a_pattern_of_its_own(self) -> None:
@@ -233,7 +240,7 @@ class TestPatterns:
     def test_skipping_with_the_values_of_a_cache_is_one_pattern(self) -> None:
         model = Branches()
         values = hl.Cache({f"used.{i}": torch.zeros(2, 4) for i in range(2)})
-        with pytest.warns(hl.HooklineWarning, match="'used.1' was not called"), hl.skip(model, "used.*", values):
+        with pytest.warns(hl.HooklineWarning, match=says("was not called", "used.1")), hl.skip(model, "used.*", values):
             model(X)
 
     def test_it_can_be_said_that_a_warning_will_do(self) -> None:
@@ -265,7 +272,7 @@ class TestGradients:
 
     def test_changing_gradients_that_can_not_come_raises_at_the_end(self) -> None:
         model = wide().requires_grad_(False)
-        with pytest.raises(hl.NeverFired, match=r"'0:grad_output' can get no gradient: .*\(and 2 more\)"):
+        with pytest.raises(hl.NeverFired, match=says("can get no gradient and", "0:grad_output", 2)):
             with hl.edit(model, "*:grad_output", torch.zeros_like):
                 model(X)
 
@@ -287,7 +294,7 @@ def test_a_block_around_the_backward_alone_says_that_the_forward_has_to_be_insid
         "patch": hl.patch(model, {"0:grad_output": 0.0}),
         "capture": hl.capture(model, "0:grad_output"),
     }
-    with pytest.raises(hl.NeverFired, match=r"'0:grad_output' .* backward\(\) ran in this block, but the forward"):
+    with pytest.raises(hl.NeverFired, match=says("backward() ran in this block", "0:grad_output")):
         with blocks.pop(verb):
             loss.backward()
     for block in blocks.values():
@@ -299,7 +306,7 @@ def test_a_pattern_of_gradients_around_the_backward_alone_warns() -> None:
     model, x = mlp(), torch.randn(2, 4)
     model(x).sum().backward()
     loss = model(x).sum()
-    with pytest.warns(hl.HooklineWarning, match="run the forward inside the block too"):
+    with pytest.warns(hl.HooklineWarning, match=says("got no gradient")):
         with hl.capture(model, "*:grad_output"):
             loss.backward()
 

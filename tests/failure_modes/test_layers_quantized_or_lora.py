@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import hookline as hl
+from tests.errors.wording import says
 from tests.support.models import mlp
 
 transformers = pytest.importorskip("transformers")
@@ -60,7 +61,7 @@ def test_quantized_layers_are_captured_patched_and_edited_like_others() -> None:
 def test_the_packed_weights_of_a_quantized_layer_are_said_not_to_be_called() -> None:
     """E19"""
     model, x = quantized(mlp()), torch.randn(3, 4)
-    with pytest.raises(hl.NeverFired, match="'0._packed_params' was not called"):
+    with pytest.raises(hl.NeverFired, match=says("was not called", "0._packed_params")):
         hl.run(model, x, capture="0._packed_params")
 
 
@@ -68,7 +69,7 @@ def test_the_packed_weights_of_a_quantized_layer_are_said_not_to_be_called() -> 
 def test_a_layer_that_was_quantized_while_hooked_is_said_to_be_another_one() -> None:
     """E19"""
     model, x = mlp(), torch.randn(3, 4)
-    with pytest.raises(hl.NeverFired, match="'0'.*another Linear"), hl.capture(model, "0"):
+    with pytest.raises(hl.NeverFired, match=says("was not called replaced", "0")), hl.capture(model, "0"):
         quantized(model, inplace=True)
         model(x)
 
@@ -161,16 +162,14 @@ def test_gradients_reach_lora_weights_through_hooked_layers() -> None:
 def test_an_adapter_that_is_not_used_is_given_as_the_reason_why_its_layers_do_not_fire() -> None:
     model = peft.get_peft_model(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), peft.LoraConfig(target_modules=["0"]))
     x = torch.ones(2, 4)
-    with pytest.raises(
-        hl.NeverFired, match=r"'0.lora_A.default' .*: the adapters are disabled at '0'. Hook '0' itself"
-    ):
+    with pytest.raises(hl.NeverFired, match=says("the adapters are disabled at", "0.lora_A.default", "0", "0")):
         with model.disable_adapter():
             hl.run(model, x, capture="0.lora_A.default")
     model.add_adapter("other", peft.LoraConfig(target_modules=["0"]))
-    with pytest.raises(hl.NeverFired, match="the adapter 'other' is not active at '0'"):
+    with pytest.raises(hl.NeverFired, match=says("is not active at", "other", "0")):
         hl.run(model, x, patch={"0.lora_B.other": 0.0})
     model.merge_adapter()
-    with pytest.raises(hl.NeverFired, match="the adapters are merged into the weight at '0'"):
+    with pytest.raises(hl.NeverFired, match=says("the adapters are merged into", "0")):
         hl.run(model, x, capture="0.lora_A.default")
     model.unmerge_adapter()
     assert list(hl.run(model, x, capture="0.lora_A.default")[1]) == ["0.lora_A.default"]

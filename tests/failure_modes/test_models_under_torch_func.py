@@ -15,6 +15,7 @@ from torch.nn.utils import parametrizations, parametrize, prune, spectral_norm, 
 from torch.utils.hooks import RemovableHandle
 
 import hookline as hl
+from tests.errors.wording import says
 from tests.support.models import mlp
 from tests.support.states import state_of
 
@@ -153,7 +154,7 @@ def test_hooks_survive_a_change_of_dtype_and_say_which_cast_a_patch_needs() -> N
         model.half()(x.half())
         assert acts["0"].dtype is torch.float16
     model.float()
-    with pytest.raises(hl.EditError, match=r"'0': torch.float16 given where torch.float32.*\.to\(torch.float32\)"):
+    with pytest.raises(hl.EditError, match=says("float16 given where torch float32", "0")):
         hl.run(model, x, patch=acts)
     hl.run(model, x, patch=acts.to(torch.float32))
 
@@ -255,7 +256,7 @@ def test_a_captured_dual_tensor_is_its_primal_value_and_the_tangent_goes_on() ->
 def test_a_dual_tensor_kept_with_its_graph_does_not_lose_its_tangent_in_silence() -> None:
     """E22: the tangent is freed with its dual level."""
     model, x, direction = mlp(), torch.randn(3, 4), torch.randn(3, 4)
-    with pytest.raises(hl.HooklineError, match=r"'0'.*tangent.*with detach=False"), forward_ad.dual_level():
+    with pytest.raises(hl.HooklineError, match=says("tangent with detach=False", "0")), forward_ad.dual_level():
         dual = forward_ad.make_dual(x, direction)
         with hl.capture(model, "0", detach=False):
             model(dual)

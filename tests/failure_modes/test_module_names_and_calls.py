@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import hookline as hl
+from tests.errors.wording import says
 from tests.support.models import GPT
 
 
@@ -79,7 +80,9 @@ def test_the_latest_of_several_calls_comes_with_a_warning_that_names_what_to_do(
     model, x = Loop(), torch.ones(2, 4)
     with hl.capture(model, "cell") as acts:
         output = model(x)
-    with pytest.warns(hl.HooklineWarning, match=r"'cell' fired several times in one forward.*keep='all'.*'#n'"):
+    with pytest.warns(
+        hl.HooklineWarning, match=says("fired several times in one forward", "cell", "keep='all'", "'#n'")
+    ):
         latest = acts["cell"]
     assert torch.equal(latest, output)
     with warnings.catch_warnings():
@@ -183,11 +186,11 @@ def test_one_step_of_a_generation_is_chosen_by_number_and_memory_is_bounded_by_k
 def test_a_container_is_refused_with_the_pattern_to_use() -> None:
     """B09"""
     model = GPT()
-    with pytest.raises(hl.SiteError, match=r"'h' is a ModuleList, which is never called; did you mean 'h\.\*'\?"):
+    with pytest.raises(hl.SiteError, match=says("is a ModuleList", "'h'", "'h.*'?")):
         hl.capture(model, "h")
-    with pytest.raises(hl.SiteError, match="'h' is a ModuleList"):
+    with pytest.raises(hl.SiteError, match=says("is a ModuleList", "'h'")):
         hl.edit(model, model.h, lambda value: value)
-    with pytest.raises(hl.SiteError, match=r"did you mean '\*'\?"):
+    with pytest.raises(hl.SiteError, match=says("did you mean", "'*'?")):
         hl.capture(nn.ModuleDict({"a": nn.ReLU()}), "")
 
 
@@ -208,9 +211,7 @@ def test_patterns_types_and_predicates_pass_over_containers() -> None:
     assert "h" not in everything
     assert "h.0" in everything
     assert "h" not in [str(site) for site in hl.sites(model, lambda name, module: True)]
-    with pytest.raises(
-        hl.SiteError, match="ModuleList matches nothing in GPT; 'h' is a ModuleList and is never called"
-    ):
+    with pytest.raises(hl.SiteError, match=says("ModuleList matches nothing in GPT", "h")):
         hl.sites(model, nn.ModuleList)
 
 
@@ -280,21 +281,21 @@ def test_regular_expressions_match_whole_names() -> None:
     model = Numbered()
     assert [str(site) for site in hl.sites(model, re.compile(r"h\.1"))] == ["h.1"]
     assert [str(site) for site in hl.sites(model, re.compile(r"h\.1\d"))] == ["h.10", "h.11"]
-    with pytest.raises(hl.SiteError, match=r"'\^h\$' matches nothing in Numbered; 'h' is a ModuleList"):
+    with pytest.raises(hl.SiteError, match=says("matches nothing in Numbered", "^h$", "h")):
         hl.sites(model, re.compile("^h$"))
 
 
 @pytest.mark.parametrize(
     ("wrong", "near"),
     [
-        ("h.1.mpl", r"h\.1\.mlp"),
-        ("h.*.atn", r"h\.\d\.attn"),
+        ("h.1.mpl", "h.1.mlp"),
+        ("h.*.atn", "h.0.attn"),
         ("hed", "head"),
-        ("blocks.0", r"h\.0"),
+        ("blocks.0", "h.0"),
         ("stem", "hl.sites"),
     ],
 )
 def test_a_pattern_that_matches_nothing_says_what_is_near(wrong: str, near: str) -> None:
     """B17"""
-    with pytest.raises(hl.SiteError, match=f"{re.escape(repr(wrong))} matches nothing in GPT; .*{near}"):
+    with pytest.raises(hl.SiteError, match=says("matches nothing in GPT but", repr(wrong), near)):
         hl.capture(GPT(), wrong)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import hookline as hl
+from tests.errors.wording import says
 from tests.support.models import GPT, mlp, tokens
 from tests.support.states import state_of
 
@@ -57,14 +58,14 @@ def test_a_module_outside_the_tree_is_hooked_by_the_object_itself() -> None:
 
 def test_a_module_outside_the_tree_has_no_name() -> None:
     """B15"""
-    with pytest.raises(hl.SiteError, match=r"'layers\.0' matches nothing in Unnamed"):
+    with pytest.raises(hl.SiteError, match=says("matches nothing in Unnamed", "layers.0")):
         hl.capture(Unnamed(), "layers.0")
 
 
 def test_a_module_of_another_model_never_fires() -> None:
     """B15"""
     model, other = mlp(), mlp()
-    with pytest.raises(hl.NeverFired, match="Linear.* was not called in 1 forward of Sequential"):
+    with pytest.raises(hl.NeverFired, match=says("was not called in forward of Sequential", 1)):
         hl.run(model, torch.ones(2, 4), capture=other[0])
 
 
@@ -94,9 +95,9 @@ def test_what_can_be_read_only_once_is_refused_and_not_used_up(kind: str) -> Non
     """B16"""
     model, x = Yielding(kind), torch.ones(3, 4)
     outputs = []
-    with hl.capture(model, ""), pytest.raises(hl.HooklineError, match=r"^'': a \w+ passes here.* use it up"):
+    with hl.capture(model, ""), pytest.raises(hl.HooklineError, match=says("use it up")):
         model(x)
-    with hl.edit(model, "", lambda value: value), pytest.raises(hl.HooklineError, match="passes here"):
+    with hl.edit(model, "", lambda value: value), pytest.raises(hl.HooklineError, match=says("use it up")):
         model(x)
     with hl.capture(model, ":input"):
         outputs.append(model(x))
@@ -108,7 +109,7 @@ def test_what_can_be_read_only_once_is_refused_and_not_used_up(kind: str) -> Non
 def test_a_coroutine_is_refused_and_still_runs_unhooked() -> None:
     """B16"""
     model, x = Yielding("coroutine"), torch.ones(3, 4)
-    with pytest.raises(hl.HooklineError, match="a coroutine passes here"):
+    with pytest.raises(hl.HooklineError, match=says("a coroutine passes here")):
         hl.run(model, x, capture="")
     with hl.capture(model, ":input") as acts:
         assert torch.equal(asyncio.run(model(x)), x)

@@ -17,6 +17,7 @@ from torch.nn.utils import parametrizations, parametrize
 from torch.utils._pytree import tree_leaves
 
 import hookline as hl
+from tests.errors.wording import says
 from tests.support.models import COPIES, Autoencoder, Uses, loss_of, tokens
 from tests.support.states import state_of
 
@@ -224,7 +225,7 @@ def test_a_function_of_the_users_own_gets_the_parameter_and_its_gradient_arrives
     assert type(output) is Tensor
     assert torch.equal(output, plain)
     assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
-    refused = pytest.raises(hl.HooklineError, match="'W/matmul' runs inside Scaled.*backward would not know")
+    refused = pytest.raises(hl.HooklineError, match=says("runs inside Scaled", "W/matmul"))
     with refused, hl.edit(model, "W/matmul", lambda value: value + 1):
         model(x)
 
@@ -466,7 +467,7 @@ def test_a_copy_of_a_parametrized_module_has_no_hooks_and_parametrizing_in_a_blo
 def test_a_module_that_is_replaced_in_a_block_takes_the_hooks_of_its_parameters_along_and_that_is_said() -> None:
     model, x = nn.Sequential(nn.Linear(2, 2), nn.ReLU()), torch.randn(1, 2)
     with (
-        pytest.raises(hl.NeverFired, match="was replaced"),
+        pytest.raises(hl.NeverFired, match=says("was replaced while hooked")),
         hl.edit(model, "0.weight:param", lambda weight: weight * 0),
     ):
         model(x)
@@ -505,9 +506,7 @@ def test_an_operation_on_a_sparse_buffer_is_said_to_be_out_of_sight() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.links @ x
 
-    with pytest.raises(
-        hl.NeverFired, match="'links/matmul'.*sparse tensor, whose operations can't be followed; ':param"
-    ):
+    with pytest.raises(hl.NeverFired, match=says("whose operations can't be followed", "links/matmul")):
         hl.run(Sparse(), torch.ones(3, 2), capture="links/matmul")
 
 
@@ -516,7 +515,7 @@ def test_a_parameter_that_is_read_past_its_name_is_explained() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return x @ self._parameters["weight"].T
 
-    with pytest.raises(hl.NeverFired, match="'weight:param'.*it was not read by its name, as in self.weight"):
+    with pytest.raises(hl.NeverFired, match=says("it was not read by", "weight:param")):
         hl.run(Past(3, 3), torch.ones(2, 3), capture="weight:param")
-    with pytest.raises(hl.NeverFired, match="no operation took it.*operations on the tensor that self.weight reads"):
+    with pytest.raises(hl.NeverFired, match=says("no operation took it")):
         hl.run(Past(3, 3), torch.ones(2, 3), capture="weight/matmul")

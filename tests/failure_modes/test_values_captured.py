@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.masked import masked_tensor
 
 import hookline as hl
+from tests.errors.wording import says
 from tests.support.models import Overwrites, Pair, Result, Returns
 from tests.support.states import bits
 
@@ -76,7 +77,7 @@ def test_a_reference_that_was_overwritten_is_refused_when_read() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True))
     with hl.capture(model, "0", clone=False) as acts:
         model(torch.randn(3, 4))
-    with pytest.raises(hl.StaleValue, match=r"'0' was overwritten in place .*clone=True"):
+    with pytest.raises(hl.StaleValue, match=says("was overwritten in place", "0")):
         acts["0"]
 
 
@@ -231,7 +232,7 @@ def test_under_autocast_a_patch_of_another_precision_is_refused_with_the_cast_to
     with (
         torch.autocast("cpu", dtype=torch.bfloat16),
         hl.patch(model, {"0": torch.zeros(2, 4)}),
-        pytest.raises(hl.EditError, match=r"'0'.*\.to\(torch\.bfloat16\)"),
+        pytest.raises(hl.EditError, match=says("given where passes", "0", "….to(torch.bfloat16)")),
     ):
         model(x)
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -293,7 +294,7 @@ def test_a_reference_can_not_be_checked_in_inference_mode_and_is_refused() -> No
     with (
         torch.inference_mode(),
         hl.capture(model, "0", clone=False),
-        pytest.raises(hl.HooklineError, match=r"'0'.*inference mode.*clone=None"),
+        pytest.raises(hl.HooklineError, match=says("inference mode clone=None", "0")),
     ):
         model(torch.randn(2, 4))
 
@@ -319,7 +320,9 @@ def test_a_gradient_asked_for_without_grad_mode_is_said_in_the_forward(mode: Cal
     with (
         hl.capture(model, "0:grad_output") as acts,
         mode(),
-        pytest.raises(hl.NeverFired, match=rf"'0:grad_output' can get no gradient: torch\.{mode.__name__} is on"),
+        pytest.raises(
+            hl.NeverFired, match=says("can get no gradient torch", "0:grad_output", f"torch.{mode.__name__}")
+        ),
     ):
         model(torch.randn(2, 4))
     with pytest.raises(hl.NotCaptured, match="0:grad_output"):
@@ -565,7 +568,7 @@ def test_one_activation_under_several_names_is_one_piece_of_memory() -> None:
 def test_a_number_that_the_dtype_cannot_hold_is_refused() -> None:
     model, x = nn.Sequential(nn.Identity()), torch.ones(2, dtype=torch.float16)
     for site in ("0", "0[0]", "0:input"):
-        with pytest.raises(hl.EditError, match="it can't hold more than 65504"):
+        with pytest.raises(hl.EditError, match=says("it can't hold more than", 65504)):
             hl.run(model, x, patch={site: 1e10})
     assert hl.run(model, x, patch={"0": float("inf")}).isinf().all()
 

@@ -14,16 +14,17 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import hookline as hl
+from tests.errors.wording import says
 from tests.support.models import Gives, Pair, Result, Returns
 from tests.support.states import bits
 
 STRUCTURES: list[tuple[Callable[[Tensor], Any], Any, str]] = [
-    (lambda x: (x, x), torch.zeros(2), r"''.*float32 \(2,\).*tuple of 2"),
-    (lambda x: (x, x), (torch.zeros(2),), "''.*tuple of 1.*tuple of 2"),
-    (lambda x: {"a": x}, {"b": torch.zeros(2)}, "''.*dict of b.*dict of a"),
-    (lambda x: {"a": x}, [torch.zeros(2)], "''.*list of 1.*dict of a"),
+    (lambda x: (x, x), torch.zeros(2), says("given where tuple of passes", "''", "float32 (2,)", "tuple of 2")),
+    (lambda x: (x, x), (torch.zeros(2),), says("given where tuple of passes", "''", "tuple of 1", "tuple of 2")),
+    (lambda x: {"a": x}, {"b": torch.zeros(2)}, says("given where passes", "''", "dict of b", "dict of a")),
+    (lambda x: {"a": x}, [torch.zeros(2)], says("given where passes", "''", "list of 1", "dict of a")),
     (lambda x: Result(x), Pair(torch.zeros(2), ()), "''.*Pair.*Result"),
-    (lambda x: x, (torch.zeros(2),), r"''.*tuple of 1.*float32 \(2,\)"),
+    (lambda x: x, (torch.zeros(2),), says("given where passes", "''", "tuple of 1", "float32 (2,)")),
     (lambda x: x, "text", r"''.*str.*float32 \(2,\)"),
 ]
 
@@ -52,8 +53,8 @@ def test_a_mapping_in_another_order_is_put_in_by_its_keys() -> None:
     [
         (torch.zeros(2, 4), r"'0'.*\(2, 4\).*\(2, 3\)"),
         (torch.zeros(2, 3, 1), r"'0'.*\(2, 3, 1\).*\(2, 3\)"),
-        (torch.zeros(2, 3, dtype=torch.float64), r"'0'.*float64.*float32.*\.to\(torch\.float32\)"),
-        (torch.zeros(2, 3, device="meta"), r"'0'.*meta.*cpu.*\.to\('cpu'\)"),
+        (torch.zeros(2, 3, dtype=torch.float64), says("torch float64 torch float32 passes", "0")),
+        (torch.zeros(2, 3, device="meta"), says("on cpu passes", "'0'", "'cpu'")),
         (torch.zeros(2, 3).to_sparse(), "'0'.*sparse"),
     ],
     ids=["shape", "rank", "dtype", "device", "layout"],
@@ -181,7 +182,7 @@ def test_an_edit_in_place_that_returns_nothing_is_not_dropped_in_silence(
     with (
         torch.inference_mode(inference),
         hl.edit(model, "0", lambda value: [function(value), None][1]),
-        pytest.raises(hl.EditError, match="'0'.*return the changed value"),
+        pytest.raises(hl.EditError, match=says("the function wrote into its", "0")),
     ):
         model(torch.ones(2, 2))
 
@@ -262,23 +263,23 @@ ARRAY = np.arange(6, dtype=np.float32).reshape(2, 3)
 HOWS = ("patch", "edit")
 
 OTHER = {
-    "text for an integer": (3, "hello", "str given where the int 3 passes"),
-    "text for None in a tuple": ((1, 2), (1, "two"), "str given where the int 2 passes"),
-    "a boolean for an integer": (3, True, "True given where the int 3 passes"),
-    "an integer for a boolean": (True, 1, "1 given where the bool True passes"),
-    "a complex number for a float": (0.5, 1j, "1j given where the float 0.5 passes"),
-    "a tensor for a boolean": (True, torch.ones(()), r"float32 \(\) given where the bool True passes"),
-    "a number for text": ("gelu", 1, "1 given where the str 'gelu' passes"),
-    "None for an integer": ((1, 2), (1, None), "None given where the int 2 passes"),
-    "another class": (Options(), 3, "3 given where Options passes"),
-    "a class above": (MoreOptions(), Options(), "Options given where MoreOptions passes"),
+    "text for an integer": (3, "hello", says("str given where the int", 3)),
+    "text for None in a tuple": ((1, 2), (1, "two"), says("str given where the int", 2)),
+    "a boolean for an integer": (3, True, says("True given where the int", 3)),
+    "an integer for a boolean": (True, 1, says("given where the bool True", 1)),
+    "a complex number for a float": (0.5, 1j, says("j given where the float", "0.5")),
+    "a tensor for a boolean": (True, torch.ones(()), says("float32 given where the bool")),
+    "a number for text": ("gelu", 1, says("given where the str", 1, "gelu")),
+    "None for an integer": ((1, 2), (1, None), says("None given where the int", 2)),
+    "another class": (Options(), 3, says("given where Options passes", 3)),
+    "a class above": (MoreOptions(), Options(), says("Options given where MoreOptions passes")),
     "an array of another dtype": (
         ARRAY,
         ARRAY.astype(np.float64),
-        r"an array of float64 \(2, 3\) given where an array of",
+        says("an array of float64", "(2, 3)"),
     ),
     "a tensor for an array": (ARRAY, torch.ones(2, 3), "given where"),
-    "text for an array": (ARRAY, "hello", "str given where"),
+    "text for an array": (ARRAY, "hello", says("given where passes", "str")),
 }
 
 
@@ -341,24 +342,24 @@ def test_what_an_array_can_not_hold_is_refused(new: Any) -> None:
 
 @pytest.mark.parametrize("new", [torch.ones(2, 3), "text"], ids=["tensor", "text"])
 def test_what_is_neither_a_number_nor_an_array_is_told_to_be_one(new: Any) -> None:
-    with pytest.raises(hl.EditError, match="give a number or an array"):
+    with pytest.raises(hl.EditError, match=says("give a number or an")):
         changed(ARRAY, new, "patch")
 
 
 def test_an_array_of_text_takes_such_arrays_only() -> None:
     words = np.array(["a", "b"])
     assert list(changed(words, np.array(["c", "d"]), "patch")) == ["c", "d"]
-    with pytest.raises(hl.EditError, match="give such an array"):
+    with pytest.raises(hl.EditError, match=says("give such an array")):
         changed(words, 1, "patch")
 
 
 def test_an_edit_of_an_array_keeps_its_shape() -> None:
-    with pytest.raises(hl.EditError, match=r"float32 \(3,\) given where an array of float32 \(2, 3\)"):
+    with pytest.raises(hl.EditError, match=says("given where an array of", "(3,)", "(2, 3)")):
         changed(ARRAY, ARRAY[0], "edit")
 
 
 def test_a_boolean_is_no_number_for_a_tensor_of_numbers() -> None:
-    with pytest.raises(hl.EditError, match="True given where float32"):
+    with pytest.raises(hl.EditError, match=says("True given where float32")):
         changed(torch.ones(2), True, "patch")
     assert changed(torch.ones(2).bool(), False, "patch").equal(torch.zeros(2).bool())
 
@@ -371,7 +372,7 @@ def test_a_number_of_numpys_fills_a_tensor_as_one_of_pythons_does(number: Any, s
 
 
 def test_a_number_of_numpys_that_does_not_fit_is_shown() -> None:
-    with pytest.raises(hl.EditError, match=r"2\.5 given where int64 \(3,\) passes; it can't hold a fraction"):
+    with pytest.raises(hl.EditError, match=says("given where int64 passes", "(3,)", "2.5")):
         changed(torch.zeros(3, dtype=torch.int64), np.float32(2.5), "patch")
 
 
@@ -407,7 +408,7 @@ def test_the_value_of_a_skip_has_the_shape_that_a_layer_of_torch_would_return(na
         output = model.eval()(x)
         assert hl.run(model, x, skip={"0": output + 1}).equal(output + 1)
         assert hl.run(model, x, skip={"0": 0.5}).equal(torch.full_like(output, 0.5))
-        with pytest.raises(hl.EditError, match=r"'0': shape .* does not fit where"):
+        with pytest.raises(hl.EditError, match=says("shape does not fit where", "0")):
             hl.run(model, x, skip={"0": torch.cat([output, output], -1)})
 
 
@@ -461,7 +462,7 @@ def test_a_layer_whose_forward_somebody_replaced_may_return_any_shape() -> None:
     linear.forward = lambda x: F.linear(x, linear.weight).sum(-1)
     for site in ("0", "0.0"):
         assert hl.run(model, x, skip={site: value}).equal(value)
-        with pytest.raises(hl.EditError, match="whose shape is not known"):
+        with pytest.raises(hl.EditError, match=says("whose shape is not known")):
             hl.run(model, x, skip={site: 0.0})
     del linear.forward
     linear.forward = functools.wraps(linear.forward)(functools.partial(type(linear).forward, linear))

@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import hookline as hl
 from hookline._kernel import leaves, map_tensors
+from tests.errors.wording import says
 from tests.support.gpu import DEVICE, is_right_or_told, small_gpt, stages_of
 from tests.support.models import GPT, WritesThenReads, tokens
 
@@ -161,7 +162,7 @@ def test_a_patch_on_another_device_is_refused_naming_both(site: str) -> None:
     message = r"'h.1.*': a value on cpu given where one on cuda:0 passes; move it with .to\('cuda:0'\)"
     with pytest.raises(hl.EditError, match=message), hl.patch(model, {site: value}):
         model(x).sum().backward()
-    with pytest.raises(hl.EditError, match="cpu given where one on cuda:0"), hl.edit(model, site, lambda v: v.cpu()):
+    with pytest.raises(hl.EditError, match=says("cpu given where one on")), hl.edit(model, site, lambda v: v.cpu()):
         model(x).sum().backward()
 
 
@@ -435,7 +436,7 @@ def test_a_module_whose_forward_replays_a_graph_is_told_to_have_no_inside() -> N
     with torch.no_grad():
         plain = model(x)
     graphed = torch.cuda.make_graphed_callables(model, (x,))
-    with pytest.raises(hl.NeverFired, match="'h.0' was not called"), hl.capture(graphed, "h.0"):
+    with pytest.raises(hl.NeverFired, match=says("was not called", "h.0")), hl.capture(graphed, "h.0"):
         graphed(x)
     with hl.capture(graphed, "", clone=True) as acts:  # The next replay overwrites the output of a graph.
         graphed(x)

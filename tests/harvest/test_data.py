@@ -22,6 +22,7 @@ from torch.utils.data import (
 )
 
 import hookline as hl
+from tests.errors.wording import says
 from tests.support.harvest_models import BATCHES, Broken, Endless, Fussy, Tagger, Texts, X, expected, net
 
 
@@ -136,7 +137,7 @@ def test_an_iterable_that_reads_on_is_refused(to):
             while self.left:
                 yield self.left.pop(0)
 
-    with pytest.raises(hl.HooklineError, match="give other batches each time"):
+    with pytest.raises(hl.HooklineError, match=says("give other batches each time")):
         hl.harvest(net(), Stream(), "0", to=to)
     assert len(hl.harvest(net(), iter(Stream()), "0", to=to)["0"]) == 50
 
@@ -151,7 +152,7 @@ def test_an_iterable_that_reads_on_is_refused(to):
     ids=["batch sampler", "subset", "weighted"],
 )
 def test_every_loader_that_shuffles_is_refused(options, to):
-    with pytest.raises(hl.HooklineError, match="the loader shuffles"):
+    with pytest.raises(hl.HooklineError, match=says("the loader shuffles")):
         hl.harvest(net(), DataLoader(TensorDataset(X), **options), "0", to=to)
 
 
@@ -169,7 +170,7 @@ def test_a_loader_with_samples_of_its_own_choice_gives_those(options, numbers, t
     model = net()
     loader = DataLoader(TensorDataset(X), **options)
     if not numbers:
-        with pytest.raises(hl.HooklineError, match="the first dimension must be the batch"):
+        with pytest.raises(hl.HooklineError, match=says("if the data are single")):
             hl.harvest(model, loader, "0", to=to)
         return
     assert torch.allclose(hl.harvest(model, loader, "0", to=to)["0"][:], expected(model, 1)[numbers], atol=1e-6)
@@ -193,9 +194,7 @@ class Backwards(Sampler):
 def test_a_loader_with_an_order_of_its_own_says_what_the_numbers_of_samples_mean(options, numbers, to):
     model = net()
     loader = DataLoader(TensorDataset(X), **options)
-    with pytest.warns(
-        hl.HooklineWarning, match="numbered 0, 1, ... as they come.*harvest the dataset with batch_size="
-    ):
+    with pytest.warns(hl.HooklineWarning, match=says("as they come", 0, 1)):
         store = hl.harvest(model, loader, "0", to=to)
     assert store["0"].samples[:].tolist() == list(range(len(numbers)))
     assert torch.allclose(store["0"][:], expected(model, 1)[numbers], atol=1e-6)
@@ -208,7 +207,7 @@ def test_collate_is_known_again_too(to):
         return torch.stack(samples) / 2
 
     hl.Harvest(net(), X, "0", to=to, batch_size=8, unit=8).run_unit(0)
-    with pytest.raises(hl.StoreError, match="collate"):
+    with pytest.raises(hl.StoreError, match=says("holds another harvest")):
         hl.harvest(net(), X, "0", to=to, batch_size=8, collate=half)
 
 
@@ -296,7 +295,7 @@ class Sized:
 
 @pytest.mark.parametrize(("said", "came"), [(4, "more than 4"), (7, "5")])
 def test_data_with_a_wrong_length_are_refused(said, came, to):
-    with pytest.raises(hl.HooklineError, match=rf"len\(\) of the data is {said}, but {came} batches came"):
+    with pytest.raises(hl.HooklineError, match=says("len() of the data is", said, came)):
         hl.harvest(net(), Sized(said), "0", to=to, unit=1)
 
 
@@ -314,23 +313,23 @@ class Failing(Broken):
 
 def test_an_error_that_can_not_be_pickled_comes_from_a_loading_process(to):
     loader = DataLoader(Failing(), batch_size=4, num_workers=1)
-    with pytest.raises(hl.BadSample, match="sample 7 failed: .*Unpicklable: no such picture"):
+    with pytest.raises(hl.BadSample, match=says("sample failed Unpicklable no such picture", 7)):
         hl.harvest(Fussy().eval(), loader, "one", to=to)
 
 
 def test_texts_and_names_in_the_wrong_place_are_told_where_they_go(to):
-    with pytest.raises(hl.HooklineError, match="the samples are texts: .*give hl.Texts"):
+    with pytest.raises(hl.HooklineError, match=says("the samples are texts")):
         hl.harvest(Tagger().eval(), ["the cat", "sat"], "mix", to=to, batch_size=2)
-    with pytest.raises(hl.HooklineError, match="harvest takes a model or a function that makes one, not str"):
+    with pytest.raises(hl.HooklineError, match=says("harvest takes a model or")):
         hl.harvest("gpt2", X, "0", to=to, batch_size=8)
-    with pytest.raises(hl.HooklineError, match="unit='0' is not a whole number"):
+    with pytest.raises(hl.HooklineError, match=says("is not a whole number", "0")):
         hl.Harvest(net(), X, "0", to=to, batch_size=8).run_unit("0")
 
 
 def test_a_list_of_single_samples_points_at_batch_size(to):
     square = nn.Sequential(nn.Linear(4, 4)).eval()
-    with pytest.warns(hl.HooklineWarning, match=r"shape \(4,\), taken for 4 samples .*give batch_size="):
+    with pytest.warns(hl.HooklineWarning, match=says("shape taken for samples give", "(4,)", 4)):
         hl.harvest(square, list(X[:3]), "0", to=to)
-    with pytest.raises(hl.HooklineError, match=r"if the data are single samples, give batch_size="):
+    with pytest.raises(hl.HooklineError, match=says("if the data are single")):
         hl.harvest(nn.Conv2d(3, 4, 3).eval(), list(torch.ones(2, 3, 8, 8)), "", to=to / "images")
     assert hl.harvest(square, list(X[:3]), "0", to=to / "right", batch_size=3)["0"].shape == (3, 4)

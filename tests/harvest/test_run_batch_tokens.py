@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import hookline as hl
+from tests.errors.wording import says
 from tests.support.real_models import SENTENCES, alone, llama, near, of, tokenizer
 
 
@@ -33,14 +34,14 @@ def test_a_site_with_tokens_has_those_of_each_sample(tokens, part, rows, side, t
 
 def test_tokens_that_samples_have_in_different_numbers_are_refused(tmp_path):
     data = hl.Texts(SENTENCES, tokenizer("left"))
-    with pytest.raises(hl.HooklineError, match=r"the rows have 6, 3 of these tokens, which make no tensor"):
+    with pytest.raises(hl.HooklineError, match=says("the rows have", 6, 3)):
         hl.harvest(of(llama), data, "model.layers.1[:, @prompt]", to=tmp_path, rows="tokens", batch_size=2)
 
 
 def test_tokens_that_are_named_for_the_rows_of_one_batch_are_refused(tmp_path):
     data = hl.Texts(SENTENCES, tokenizer("left"))
     for named in ([0, 0], torch.ones(2, 3, dtype=torch.bool)):
-        with pytest.raises(hl.SiteError, match="of each row of one batch, and a harvest has many batches"):
+        with pytest.raises(hl.SiteError, match=says("of each row of one")):
             hl.harvest(of(llama), data, ("model.layers.1", hl.tokens(named)), to=tmp_path, batch_size=2)
 
 
@@ -58,9 +59,9 @@ def test_several_calls_that_a_site_names_are_joined_or_refused(tmp_path):
     with torch.no_grad():
         first, second = model.cell(data), model.cell(model.cell(data))
         third = model.cell(second)
-    with pytest.raises(hl.HooklineError, match=r"'cell#1:' was called 2 times for one batch; name one, as in 'cell#1'"):
+    with pytest.raises(hl.HooklineError, match=says("times for one batch", "cell#1:", 2, "cell#1")):
         hl.harvest(model, data, "cell#1:", to=tmp_path / "a", batch_size=3)
-    with pytest.raises(hl.SiteError, match="'cell#-1': a harvest keeps every call"):
+    with pytest.raises(hl.SiteError, match=says("a harvest keeps every call", "cell#-1")):
         hl.harvest(model, data, "cell#-1", to=tmp_path / "a", batch_size=3)
     joined = hl.harvest(model, data, "cell[:, None]#1:", to=tmp_path / "b", batch_size=3, calls="sequence")
     near(joined["cell#1:[:, None]"][:], torch.stack([second, third], 1))

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import hookline as hl
+from tests.errors.wording import says
 from tests.support import harvests
 from tests.support.harvest_models import X, expected, net
 from tests.support.prepared_processes import prepared_processes
@@ -61,7 +62,7 @@ def test_a_unit_leaves_no_hook_and_is_done_once(tmp_path):
 @pytest.mark.parametrize("unit", [-1, 16])
 def test_a_unit_that_is_not_there_is_refused(tmp_path, unit):
     plan = hl.Harvest(harvests.model, harvests.Sentences(), *harvests.SITES, **harvests.options(tmp_path / "store"))
-    with pytest.raises(hl.HooklineError, match=f"there is no unit {unit}: the harvest has units 0 to 15"):
+    with pytest.raises(hl.HooklineError, match=says("there is no unit", unit, 0, 15)):
         plan.run_unit(unit)
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import hookline as hl
+from tests.errors.wording import says
 from tests.support.models import GPT, mlp, tokens
 
 
@@ -17,12 +18,12 @@ def test_hooks_that_need_not_fire_say_nothing_and_a_reading_still_says_why() -> 
     model.forward = lambda x: model["used"](x)  # type: ignore[method-assign]
     with hl.capture(model, "unused", "used").when_missing("ignore") as acts:
         model(torch.ones(1, 2))
-    with pytest.raises(hl.NotCaptured, match="'unused' was not called"):
+    with pytest.raises(hl.NotCaptured, match=says("was not called in", "unused")):
         acts["unused"]
-    with pytest.warns(hl.HooklineWarning, match="'unused' was not called"):
+    with pytest.warns(hl.HooklineWarning, match=says("was not called in", "unused")):
         with hl.capture(model, "unused").when_missing("warn"):
             model(torch.ones(1, 2))
-    with pytest.raises(hl.NeverFired, match="'unused' was not called"):
+    with pytest.raises(hl.NeverFired, match=says("was not called in", "unused")):
         with hl.capture(model, "*").when_missing("raise"):
             model(torch.ones(1, 2))
     del model.forward
@@ -36,13 +37,13 @@ def test_a_gradient_that_need_not_come_is_no_reason_to_complain() -> None:
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("error")
         layer(torch.ones(1, 2))
-    with pytest.raises(hl.NotCaptured, match=r"can get no gradient: torch\.no_grad is on"):
+    with pytest.raises(hl.NotCaptured, match=says("can get no gradient torch no_grad")):
         acts[":grad_output"]
     hooks.remove()
 
 
 def test_what_happens_when_something_is_missing_is_one_of_three() -> None:
-    with pytest.raises(hl.HooklineError, match='when_missing takes "raise", "warn" or "ignore", not \'error\''):
+    with pytest.raises(hl.HooklineError, match=says("when_missing takes raise", "error")):
         hl.Hooks(mlp()).when_missing("error")
 
 
@@ -59,7 +60,10 @@ def test_a_module_that_is_replaced_may_be_said_to_be_no_matter() -> None:
     model, x = Replaces(), torch.ones(1, 2)
     with pytest.raises(hl.NeverFired), hl.capture(model, "head"):
         model(x)
-    with pytest.warns(hl.HooklineWarning, match="'head' was"), hl.capture(model, "head").when_missing("warn"):
+    with (
+        pytest.warns(hl.HooklineWarning, match=says("was not called more", "head")),
+        hl.capture(model, "head").when_missing("warn"),
+    ):
         model(x)
     with hl.capture(model, "head").when_missing("ignore"):
         model(x)
@@ -67,7 +71,7 @@ def test_a_module_that_is_replaced_may_be_said_to_be_no_matter() -> None:
 
 def test_a_part_of_a_model_that_runs_by_itself_is_said_to_be_a_part() -> None:
     model = mlp()
-    with pytest.raises(hl.NeverFired, match="'2' was not called, nor Sequential itself: a part of it ran"):
+    with pytest.raises(hl.NeverFired, match=says("was not called nor", "2")):
         with hl.capture(model, "0", "2"):
             model[0](torch.ones(2, 4))
 
@@ -78,7 +82,7 @@ def test_hooks_that_stay_do_not_complain_of_what_did_not_fire() -> None:
     acts = hooks.capture("h.2", "head")
     model.h[2](tokens())
     assert list(acts) == ["h.2"]
-    with pytest.raises(hl.NotCaptured, match="nothing has passed 'head' yet: run the model first"):
+    with pytest.raises(hl.NotCaptured, match=says("nothing has passed yet", "head")):
         acts["head"]
     hooks.remove()
 
@@ -88,20 +92,20 @@ def test_reading_a_capture_that_is_not_active_says_so() -> None:
     hooks = hl.Hooks(model, active=False)
     acts = hooks.capture("0")
     model(x)
-    with pytest.raises(hl.NotCaptured, match="its hook is not active; activate it, or enter its Hooks"):
+    with pytest.raises(hl.NotCaptured, match=says("its hook is not active")):
         acts["0"]
     hooks.activate()
-    with pytest.raises(hl.NotCaptured, match="yet: run the model first"):
+    with pytest.raises(hl.NotCaptured, match=says("nothing has passed yet")):
         acts["0"]
     hooks.deactivate()
-    with pytest.raises(hl.NotCaptured, match="its hook is not active"):
+    with pytest.raises(hl.NotCaptured, match=says("its hook is not active")):
         acts["0"]
     hooks.run(x)
     assert acts["0"].shape == (2, 8)
 
 
 def test_a_call_that_was_not_reached_is_counted_for_the_user() -> None:
-    with pytest.raises(hl.NeverFired, match=r"'0#3' was not reached: '0' was called 2 times, and '#' counts from 0"):
+    with pytest.raises(hl.NeverFired, match=says("was not reached was called", "0#3", "0", 2, "#", 0)):
         with hl.capture(model := mlp(), "0#3"):
             model(torch.ones(2, 4))
             model(torch.ones(2, 4))
@@ -112,6 +116,6 @@ def test_calls_before_the_block_are_not_counted_for_the_user() -> None:
     hooks = hl.Hooks(model)
     hooks.edit("0#1", lambda value: value)
     model(torch.ones(2, 4))
-    with pytest.raises(hl.NeverFired, match="'0#1' was not reached: '0' was called 1 time,"):
+    with pytest.raises(hl.NeverFired, match=says("was not reached was", "0#1", "0", 1)):
         hooks.run(torch.ones(2, 4))
     hooks.remove()

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import hookline as hl
+from tests.errors.wording import says
 from tests.support.models import mlp, plus
 from tests.support.quick_python import quick_python
 from tests.support.running import python
@@ -85,7 +86,7 @@ def test_what_was_cleared_can_be_captured_anew_and_does_not_come_back() -> None:
     hooks = hl.Hooks(model)
     hooks.capture("0")
     assert hl.clear(model) == 1
-    with pytest.raises(hl.HooklineError, match="no hooks here"):
+    with pytest.raises(hl.HooklineError, match=says("no hooks here")):
         hooks.activate()
     acts = hooks.capture("0")
     model(torch.ones(2, 4))

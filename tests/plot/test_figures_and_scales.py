@@ -9,6 +9,7 @@ import hookline as hl
 from hookline._plot.plot import plot
 from hookline._plot.plot_data import token_labels
 from hookline.errors import HooklineError
+from tests.errors.wording import says
 from tests.support.plots import INF, NAN, drawn, labels_of, text_of
 
 
@@ -69,5 +70,5 @@ def test_a_title_of_ones_own_replaces_what_is_said():
 def test_a_log_scale_is_drawn_if_it_is_asked_for_or_refused():
     relu = torch.tensor([[0.0, 1.0, 100.0], [0.5, 0.0, 20.0]])
     assert "log scale" in text_of(hl.Cache({"relu": relu}).plot(log=True))
-    with pytest.raises(HooklineError, match=r"log=True is for positive numbers, and the least here is -1; .*torch.abs"):
+    with pytest.raises(HooklineError, match=says("log=True is for positive numbers and")):
         hl.Cache({"a": -relu.sign()}).plot(log=True)

@@ -9,6 +9,7 @@ from torch import nn
 import hookline as hl
 from hookline._plot.plot import plot
 from hookline.errors import HooklineError
+from tests.errors.wording import says
 from tests.support.plots import NAN, Figure, captured, drawn, labels_of, text_of
 
 
@@ -25,7 +26,7 @@ def test_attention_has_a_panel_for_each_head_with_the_tokens_at_its_sides():
 
 
 def test_many_panels_are_not_drawn_into_one_axes():
-    with pytest.raises(HooklineError, match=r"4 heads, a panel for each, and ax= is one: .* as in 'attn\[:, 0\]'"):
+    with pytest.raises(HooklineError, match=says("a panel for each", 4, "attn[:, 0]")):
         plot({"attn": torch.randn(2, 4, 3, 3).softmax(-1)}, ax=Figure().subplots())
 
 
@@ -83,7 +84,7 @@ def test_token_by_layer_has_the_statistic_of_each_token_first_layer_below():
 
 @pytest.mark.parametrize("most", [0, -1])
 def test_no_channel_at_all_is_no_picture(most):
-    with pytest.raises(HooklineError, match=f"most={most} is not a whole number from 1 on"):
+    with pytest.raises(HooklineError, match=says("is not a whole number from", most, 1)):
         plot({"conv": torch.randn(1, 4, 5, 5)}, most=most)
 
 

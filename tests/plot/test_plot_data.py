@@ -7,6 +7,7 @@ import torch
 
 from hookline._plot.plot_data import DIMENSIONS, MEASURES, by_token, dead_share, kind_of, measure, shaped
 from hookline.errors import HooklineError
+from tests.errors.wording import says
 
 
 @pytest.mark.parametrize(
@@ -46,7 +47,7 @@ def test_measures_are_those_of_the_elements():
 
 
 def test_an_unknown_measure_says_what_is_near():
-    with pytest.raises(HooklineError, match="'nrom' is not a statistic; did you mean 'norm'"):
+    with pytest.raises(HooklineError, match=says("is not a statistic did", "nrom", "norm")):
         measure(torch.ones(2), "nrom")
 
 

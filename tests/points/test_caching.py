@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import hookline as hl
+from tests.errors.wording import says
 from tests.support.models import GPT, mlp, tokens
 from tests.support.points_models import Around, Manual, Nothing, Several
 
@@ -112,13 +113,11 @@ def test_an_empty_list_caches_nothing():
 
 def test_a_name_that_is_not_there_is_an_error_before_the_model_runs():
     model = hl.auto_hook(mlp())
-    with pytest.raises(
-        hl.SiteError, match="'1.hook_pint' is not a hook point of Sequential; did you mean .*'1.hook_point'"
-    ):
+    with pytest.raises(hl.SiteError, match=says("is not a hook point of Sequential", "1.hook_pint", "1.hook_point")):
         model.run_with_cache(torch.randn(3, 4), names_filter=["0.hook_point", "1.hook_pint"])
-    with pytest.raises(hl.SiteError, match="the filter selects none of the 4 hook points of Sequential"):
+    with pytest.raises(hl.SiteError, match=says("the filter selects none of the", 4)):
         model.run_with_cache(torch.randn(3, 4), names_filter=lambda name: False)
-    with pytest.raises(hl.SiteError, match="names_filter is a name, a list of names or a function"):
+    with pytest.raises(hl.SiteError, match=says("names_filter is a name")):
         model.run_with_cache(torch.randn(3, 4), names_filter=[0])
 
 
@@ -135,20 +134,20 @@ def test_what_was_not_cached_says_why():
     model = hl.auto_hook(Unused())
     _, cache = model.run_with_cache(torch.randn(3, 1, 4))
     assert "unused.hook_point" not in cache
-    with pytest.raises(KeyError, match="'unused' was not called in 1 forward"):
+    with pytest.raises(KeyError, match=says("was not called in", "unused", 1)):
         cache["unused.hook_point"]
-    with pytest.raises(hl.NotCaptured, match="MultiheadAttention reads its weight directly"):
+    with pytest.raises(hl.NotCaptured, match=says("MultiheadAttention reads its weight directly")):
         cache["attention.out_proj.hook_point"]
-    with pytest.raises(hl.NotCaptured, match="'atention.hook_point' was not cached; did you mean"):
+    with pytest.raises(hl.NotCaptured, match=says("was not cached", "atention.hook_point")):
         cache["atention.hook_point"]
     assert cache.get("unused.hook_point") is None
 
 
 def test_a_point_asked_for_by_name_that_never_fires_raises_and_one_of_a_filter_warns():
     model, x = hl.auto_hook(nn.MultiheadAttention(4, 2)), torch.randn(3, 1, 4)
-    with pytest.raises(hl.NeverFired, match="out_proj"):
+    with pytest.raises(hl.NeverFired, match=says("was not called")):
         model.run_with_cache(x, x, x, names_filter="out_proj.hook_point")
-    with pytest.warns(hl.HooklineWarning, match="out_proj"):
+    with pytest.warns(hl.HooklineWarning, match=says("was not called")):
         model.run_with_cache(x, x, x, names_filter=lambda name: True)
 
 
@@ -165,13 +164,13 @@ def test_a_value_that_can_have_no_gradient_is_left_out():
     model = hl.auto_hook(Choice())
     _, cache = model.run_with_cache(torch.randn(2, 4), incl_bwd=True)
     assert "fc.hook_point_grad" in cache
-    with pytest.raises(hl.NotCaptured, match="torch.int64 values have none"):
+    with pytest.raises(hl.NotCaptured, match=says("int64 values have none")):
         cache["choose.hook_point_grad"]
 
 
 def test_backward_needs_one_number():
     model = hl.auto_hook(mlp())
-    with pytest.raises(ValueError, match=r"which is float32 \(3, 2\), not one number"):
+    with pytest.raises(ValueError, match=says("which is float32", "(3, 2)")):
         model.run_with_cache(torch.randn(3, 4), incl_bwd=True)
     assert not hl.attached(model)
 
@@ -202,7 +201,7 @@ def test_values_are_kept_on_a_device_without_the_batch():
     _, cache = model.run_with_cache(tokens(1), device="meta", remove_batch_dim=True)
     assert cache["h.0.hook_point"].is_meta
     assert cache["h.0.hook_point"].shape == (5, 8)
-    with pytest.raises(hl.HooklineError, match=r"a batch of one, and the input is float32 \(2, 5, 8\)"):
+    with pytest.raises(hl.HooklineError, match=says("a batch of one", 5)):
         model.run_with_cache(tokens(2), remove_batch_dim=True)
 
 
@@ -274,7 +273,7 @@ def test_caching_hooks_of_all_points_do_not_complain_of_those_that_never_fire():
         model(x, x, x)
     assert list(kept) == ["hook_point"]
     _, hooks, _ = model.get_caching_hooks(names_filter="out_proj.hook_point")
-    with pytest.raises(hl.NeverFired, match="out_proj"):
+    with pytest.raises(hl.NeverFired, match=says("was not called")):
         model.run_with_hooks(x, x, x, fwd_hooks=hooks)
 
 
@@ -313,5 +312,5 @@ def test_the_output_is_the_same_as_without_a_cache():
 
 def test_a_module_name_that_was_not_cached_names_its_point():
     _, cache = hl.auto_hook(nn.Sequential(nn.Linear(4, 2))).run_with_cache(torch.ones(1, 4))
-    with pytest.raises(hl.NotCaptured, match=r"'0' was not cached; did you mean '0\.hook_point'"):
+    with pytest.raises(hl.NotCaptured, match=says("was not cached", "0", "0.hook_point")):
         cache["0"]

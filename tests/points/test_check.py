@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 import hookline as hl
 from hookline.points.check import CHECKS, EDITS, FIRES, GRADIENTS, RESTORED, VALUES
+from tests.errors.wording import says
 from tests.support.models import GPT, mlp, tokens
 from tests.support.points_models import AutoEncoder, Decorated
 
@@ -195,7 +196,7 @@ def test_modules_that_a_fused_path_passes_by_are_listed():
 
 
 def test_a_model_that_makes_its_parameters_in_its_first_run_is_refused():
-    with pytest.raises(hl.HooklineError, match="Sequential has parameters without a shape yet: .* then check"):
+    with pytest.raises(hl.HooklineError, match=says("Sequential has parameters without a")):
         hl.check(nn.Sequential(nn.LazyLinear(4)), {"input": torch.randn(2, 3)})
 
 
@@ -300,7 +301,7 @@ def test_each_check_fails_where_it_should(kind, check, point, detail):
     assert found
     assert found[0].point == point
     assert detail in found[0].detail
-    with pytest.raises(hl.HooklineError, match=f"{kind.__name__}, . hook points: something failed(?s:.)*\n  {check}"):
+    with pytest.raises(hl.HooklineError, match=says("hook points something failed", kind.__name__, check)):
         hl.check(kind, {"x": torch.randn(2, 4)}, strict=True)
 
 
@@ -351,11 +352,9 @@ def test_what_is_not_a_number_is_equal_to_itself():
 
 
 def test_wrong_arguments_are_refused():
-    with pytest.raises(
-        hl.HooklineError, match=r"check calls model\(\*\*input_kwargs\): give a dict, not float32 \(2, 4\)"
-    ):
+    with pytest.raises(hl.HooklineError, match=says("check calls model input_kwargs", "(2, 4)")):
         hl.check(mlp(), torch.randn(2, 4))
-    with pytest.raises(hl.HooklineError, match="init_kwargs is for a class, and this is a model"):
+    with pytest.raises(hl.HooklineError, match=says("init_kwargs is for a class")):
         hl.check(mlp(), {"input": torch.randn(2, 4)}, {"width": 4})
 
 

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import hookline as hl
+from tests.errors.wording import says
 from tests.support.models import GPT, mlp, tokens
 from tests.support.points_models import AutoEncoder, add_one, double
 
@@ -153,19 +154,19 @@ def test_modules_that_come_later_have_points_and_those_that_go_lose_theirs(x):
     del hooked.extra
     assert "extra.hook_point" not in hooked.hook_dict
     assert "forward" not in gone.__dict__
-    with pytest.raises(hl.HooklineError, match="'extra.hook_point' is not in the model any more"):
+    with pytest.raises(hl.HooklineError, match=says("is not in the model", "extra.hook_point")):
         point.add_hook(add_one)
 
 
 def test_a_name_that_is_not_there_says_what_is_near():
     model = hl.auto_hook(GPT())
-    with pytest.raises(hl.SiteError, match=r"'head' is not a hook point of GPT; did you mean 'head.hook_point'\?"):
+    with pytest.raises(hl.SiteError, match=says("is not a hook point", "head", "head.hook_point")):
         model.add_hook("head", add_one)
-    with pytest.raises(LookupError, match="'hed.hook_point' is not a hook point of GPT; did you mean"):
+    with pytest.raises(LookupError, match=says("is not a hook point", "hed.hook_point")):
         model.run_with_hooks(tokens(), fwd_hooks=[("hed.hook_point", add_one)])
-    with pytest.raises(hl.SiteError, match="the filter selects none of the"):
+    with pytest.raises(hl.SiteError, match=says("the filter selects none of")):
         model.add_hook(lambda name: "conv" in name, add_one)
-    with pytest.raises(hl.SiteError, match="by name or by a filter of names, not by int"):
+    with pytest.raises(hl.SiteError, match=says("by name or by a")):
         model.add_hook(3, add_one)
 
 

@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import hookline as hl
+from tests.errors.wording import says
 from tests.support.models import mlp
 from tests.support.points_models import AutoEncoder, Base, Decorated, add_one, double
 from tests.support.quick_python import run_forked
@@ -116,7 +117,7 @@ def test_a_hooked_model_answers_as_the_model_does():
     assert repr(hooked) == f"HookedModel({raw!r})"
     hooked[1] = nn.Tanh()
     assert isinstance(raw[1], nn.Tanh)
-    with pytest.raises(AttributeError, match="'Sequential' object has no attribute 'absent'"):
+    with pytest.raises(AttributeError, match=says("object has no attribute", "Sequential", "absent")):
         hooked.absent
     with pytest.raises(TypeError, match="has no len"):
         len(hl.auto_hook(AutoEncoder()))
@@ -165,7 +166,7 @@ def test_unwrap_gives_the_untouched_model_back(x):
     assert raw(x).equal(expected)
     assert not hl.attached(raw)
     assert hooked.unwrap() is raw
-    with pytest.raises(hl.HooklineError, match="unwrapped, or is gone; hook it again"):
+    with pytest.raises(hl.HooklineError, match=says("or is gone")):
         hooked.add_hook("W_enc.hook_point", add_one)
     assert hl.auto_hook(raw).hook_dict.keys() == {"hook_point", *(f"{name}.hook_point" for name in parameters)}
 
@@ -174,10 +175,10 @@ def test_hooking_twice_is_refused(x):
     raw = mlp()
     hooked = hl.auto_hook(raw)
     for again in (raw, hooked, torch.compile(raw, backend="eager"), Decorated()):
-        with pytest.raises(hl.HooklineError, match="has hook points already"):
+        with pytest.raises(hl.HooklineError, match=says("has hook points already")):
             hl.auto_hook(again)
     for again in (Decorated, Derived):
-        with pytest.raises(hl.HooklineError, match="has hook points already, its own or inherited"):
+        with pytest.raises(hl.HooklineError, match=says("has hook points already its")):
             hl.auto_hook(again)
     hooked.unwrap()
     hl.auto_hook(raw)
@@ -185,12 +186,12 @@ def test_hooking_twice_is_refused(x):
 
 @pytest.mark.parametrize("given", [3, int, torch.zeros(2), None], ids=["number", "class", "tensor", "nothing"])
 def test_what_is_no_model_is_refused(given):
-    with pytest.raises(hl.HooklineError, match=r"auto_hook takes a torch\.nn\.Module or a class of them, not"):
+    with pytest.raises(hl.HooklineError, match=says("auto_hook takes a torch")):
         hl.auto_hook(given)
 
 
 def test_a_scripted_model_is_refused_and_a_scripted_module_has_no_point():
-    with pytest.raises(hl.HooklineError, match="compiled by torch.jit"):
+    with pytest.raises(hl.HooklineError, match=says("compiled by torch")):
         hl.auto_hook(torch.jit.script(nn.ReLU()))
     model = hl.auto_hook(nn.Sequential(torch.jit.script(nn.Linear(4, 4)), nn.ReLU()))
     assert list(model.hook_dict) == ["hook_point", "1.hook_point"]
@@ -269,7 +270,7 @@ def test_a_class_with_such_names_of_its_own_is_refused():
     class Busier(Busy):
         hook_dict = ()
 
-    with pytest.raises(hl.HooklineError, match="Busier has 'hook_dict', 'hooks' of its own.*or hook an instance"):
+    with pytest.raises(hl.HooklineError, match=says("of its own", "hook_dict", "hooks")):
         hl.auto_hook(Busier)
     model = Busy()
     assert model.hooks() == []
@@ -333,21 +334,21 @@ def test_a_class_of_ones_own_is_made_from_the_hooked_model() -> None:
     hooked = Mine(model)
     assert (hooked.count(), len(hooked), isinstance(hooked, Mine)) == (2, 1, True)
     assert isinstance(copy.deepcopy(hooked), Mine)
-    with pytest.raises(hl.HooklineError, match="has hook points already"):
+    with pytest.raises(hl.HooklineError, match=says("has hook points already")):
         hl.HookedModel(model)
     assert hooked.unwrap() is model
-    with pytest.raises(hl.HooklineError, match="Mine takes a torch.nn.Module, not int"):
+    with pytest.raises(hl.HooklineError, match=says("Mine takes a torch")):
         Mine(3)  # type: ignore[arg-type]
 
 
 def test_the_classes_of_torch_are_left_alone() -> None:
-    with pytest.raises(hl.HooklineError, match="Tanh is a torch class, and every model that uses it would change"):
+    with pytest.raises(hl.HooklineError, match=says("Tanh is a torch class")):
         hl.auto_hook(nn.Tanh)
 
 
 def test_a_block_of_hooks_that_is_never_entered_warns():
     model = hl.auto_hook(mlp())
-    with pytest.warns(hl.HooklineWarning, match="hooks was never entered and did nothing; write `with"):
+    with pytest.warns(hl.HooklineWarning, match=says("hooks was never entered and")):
         model.hooks(fwd_hooks=[("0.hook_point", lambda tensor, hook: tensor * 0)])
     block = model.hooks(fwd_hooks=[("0.hook_point", lambda tensor, hook: tensor * 0)])
     with block:
@@ -365,7 +366,7 @@ def test_a_block_of_hooks_that_is_never_entered_warns():
 @pytest.mark.parametrize("hook", [lambda tensor: tensor * 2, lambda tensor, point: tensor * 2])
 def test_a_hook_function_that_can_not_be_called_says_how_it_is_called(hook):
     model = hl.auto_hook(mlp())
-    with pytest.raises(hl.EditError, match=r"'0': .* called with \(tensor, hook=point\), and this one takes \(tensor"):
+    with pytest.raises(hl.EditError, match=says("called with tensor", "0")):
         model.run_with_hooks(torch.ones(1, 4), fwd_hooks=[("0.hook_point", hook)])
 
 
@@ -380,7 +381,7 @@ def test_an_error_inside_a_hook_function_comes_through_as_it_is():
 
 def test_a_name_and_a_function_in_the_wrong_order_are_refused():
     model = hl.auto_hook(mlp())
-    with pytest.raises(hl.EditError, match=r"a hook is a function of \(tensor, hook\), not str"):
+    with pytest.raises(hl.EditError, match=says("a hook is a function")):
         model.run_with_hooks(torch.ones(1, 4), fwd_hooks=[(lambda tensor, hook: None, "0.hook_point")])
-    with pytest.raises(hl.EditError, match=r"a hook is a function of \(tensor, hook\), not str"):
+    with pytest.raises(hl.EditError, match=says("a hook is a function")):
         model.add_hook(lambda tensor, hook: None, "0.hook_point")

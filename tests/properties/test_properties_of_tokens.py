@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 import hookline as hl
 from hookline._kernel import is_wanted
+from tests.errors.wording import says
 
 WIDTH, WORDS = 4, 11
 PORTS = ("input", "inputs", "grad_output", "grad_input", "grad_inputs")
@@ -269,12 +270,12 @@ def test_an_edit_changes_the_tokens_that_it_names_and_no_others(model, data):
     hooks.edit(SITE.format(tokens), lambda value: value * 2 + 1)
     hooks.capture("layers.0[0]", keep="all")
     if is_refused(run, tokens):
-        with pytest.raises(hl.HooklineError, match="the prompt goes on after"), hooks:
+        with pytest.raises(hl.HooklineError, match=says("the prompt goes on after")), hooks:
             in_pieces(model, run)
         return
     expected, value = of_whole(model, run, lambda value: write_columns(value, columns, lambda one, *_: one * 2 + 1))
     if not any(columns):
-        with pytest.raises(hl.NeverFired, match="no such token passed"), hooks:
+        with pytest.raises(hl.NeverFired, match=says("no such token passed")), hooks:
             in_pieces(model, run)
         return
     with hooks as acts:
@@ -322,7 +323,7 @@ def test_a_capture_holds_the_tokens_that_it_names_in_their_order(model, data):
     some = data.draw(st.lists(named_tokens(len(run.ids)), min_size=1, max_size=4, unique=True))
     refused = [tokens for tokens in some if is_refused(run, tokens) and tokens.index != -1]
     if refused:
-        with pytest.raises(hl.HooklineError, match="the prompt goes on after"):
+        with pytest.raises(hl.HooklineError, match=says("the prompt goes on after")):
             hl.run(in_pieces, model, run, capture=SITE.format(refused[0]), model=model)
         return
     hooks = hl.Hooks(model, active=False)
@@ -339,7 +340,7 @@ def test_a_capture_holds_the_tokens_that_it_names_in_their_order(model, data):
         elif tokens.part == "mask":
             close(acts[site], torch.stack([value[row, one] for row, own in enumerate(columns) for one in own]))
         elif len(set(map(len, columns))) > 1:
-            with pytest.raises(hl.HooklineError, match="make no tensor"):
+            with pytest.raises(hl.HooklineError, match=says("the rows have")):
                 acts[site]
         else:
             found = torch.stack([value[row, own] for row, own in enumerate(columns)])

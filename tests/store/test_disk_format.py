@@ -7,6 +7,7 @@ import json
 import pytest
 
 from hookline import Store, StoreError
+from tests.errors.wording import says
 from tests.support.stores import seal
 
 
@@ -16,26 +17,26 @@ from tests.support.stores import seal
         ({"attempt": "../../../../secret"}, "its attempt"),
         ({"attempt": "0123456789ABCDEF"}, "its attempt"),
         ({"attempt": 5}, "its attempt"),
-        ({"unit": 1}, "it is the record of unit 1"),
+        ({"unit": 1}, says("it is the record of", 1)),
         ({"first": -1}, "a number"),
-        ({"first": 1}, "begins at sample 1"),
+        ({"first": 1}, says("begins at sample", 1)),
         ({"samples": 1 << 60}, "a number"),
-        ({"samples": 3}, "2 lengths for 3 samples"),
+        ({"samples": 3}, says("lengths for samples", 2, 3)),
         ({"lengths": [[1, 2.0], 1]}, "a length"),
         ({"lengths": []}, "without lengths"),
-        ({"lengths": [[1, 1], 1]}, "'h.0' has 3 rows, its samples 2"),
+        ({"lengths": [[1, 1], 1]}, says("has rows its samples", "h.0", 3, 2)),
         ({"uses": [0, -1]}, "without lengths"),
-        ({"uses": [0]}, "not a file for each array"),
+        ({"uses": [0]}, says("not a file for each")),
         ({"order": [0, 0]}, "its order"),
         ({"order": [1, True]}, "its order"),
         ({"skipped": {"9": "x"}}, "skipped sample"),
         ({"positions": {"-1": {"rows": 3, "bytes": 4120, "crc32": "00000000"}}}, "positions|group"),
         ({"groups": ["../x", None]}, "damaged"),
         ({"files": 5}, "damaged"),
-        ({"files": [{"rows": 3, "bytes": 1 << 70, "crc32": "00000000"}] * 2}, "the size of a file"),
+        ({"files": [{"rows": 3, "bytes": 1 << 70, "crc32": "00000000"}] * 2}, says("the size of a file")),
         ({"files": [{"rows": 3, "bytes": 4114, "crc32": "zz"}] * 2}, "a checksum"),
-        ({"format": ["hookline unit", 2]}, "format .*, but this hookline reads .*; update hookline"),
-        ({"format": "tar"}, "format tar.*give a path that was harvested to"),
+        ({"format": ["hookline unit", 2]}, says("but this hookline reads")),
+        ({"format": "tar"}, says("give a path that was")),
     ],
     ids=str,
 )
@@ -65,7 +66,7 @@ def test_a_record_that_can_not_be_is_refused(acts, change, message):
 )
 def test_a_manifest_that_can_not_be_is_refused(acts, data, message):
     (acts / "harvest.json").write_bytes(data)
-    with pytest.raises(StoreError, match=rf"harvest.json' is .*{message}"):
+    with pytest.raises(StoreError, match=says("harvest json' is", message)):
         Store(acts)
 
 
@@ -79,13 +80,13 @@ def test_a_changed_format_is_damage_and_no_newer_version(acts, name, remedy):
         changed = data.replace(old, new, 1)
         assert changed != data
         (acts / name).write_bytes(changed)
-        with pytest.raises(StoreError, match=rf"{name}' is damaged: it does not fit its checksum; {remedy}"):
+        with pytest.raises(StoreError, match=says("it does not fit its", name, remedy)):
             Store(acts)
 
 
 def test_a_record_that_is_no_json_says_how_to_get_it_back(acts):
     (acts / "units" / "00000001.json").write_bytes(b"{")
-    with pytest.raises(StoreError, match=r"00000001.json' is damaged.*; remove it and run the harvest again"):
+    with pytest.raises(StoreError, match=says("json' is damaged remove", "00000001")):
         Store(acts)
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import hookline as hl
+from tests.errors.wording import says
 from tests.support.stores import made, tokens
 
 arrow = pytest.importorskip("pyarrow")
@@ -66,9 +67,11 @@ def test_numbers_that_arrow_does_not_have_are_refused_or_kept_bit_by_bit(tmp_pat
     pytest.importorskip("datasets")
     rows = values(dtype)
     store = store_of(tmp_path / "acts", h=rows)
-    with pytest.raises(hl.StoreError, match=r"'h' is (bfloat|float8|complex).*give bits=True to keep its bits"):
+    with pytest.raises(
+        hl.StoreError, match=says("give bits=True to keep", f"'h' is {str(dtype).removeprefix('torch.')}")
+    ):
         store.to_parquet(tmp_path / "table")
-    with pytest.raises(hl.StoreError, match="give bits=True"):
+    with pytest.raises(hl.StoreError, match=says("give bits=True")):
         store.to_datasets(tmp_path / "table")
     assert os.listdir(tmp_path) == ["acts"]
     store.to_parquet(tmp_path / "table", bits=True)
@@ -88,7 +91,7 @@ def test_parquet_takes_no_more_room_than_the_rows(tmp_path, dtype):
 
 def test_widening_is_asked_for(tmp_path):
     rows = values(torch.bfloat16)
-    with pytest.raises(hl.StoreError, match=r"or dtype=torch\.float32 to widen them"):
+    with pytest.raises(hl.StoreError, match=says("float32 to widen them")):
         store_of(tmp_path / "acts", h=rows).to_parquet(tmp_path / "table")
     hl.Store(tmp_path / "acts").to_parquet(tmp_path / "table", "h", dtype=torch.float32)
     assert back(parquet.read_table(tmp_path / "table"), "h").equal(rows.float())
@@ -135,13 +138,11 @@ def test_an_empty_store_is_an_empty_table(tmp_path):
 def test_what_cannot_be_one_table_is_refused(tmp_path):
     arrays = {"h": tokens(LENGTHS), "label": [torch.tensor([0.5])] * len(LENGTHS), "sample": tokens(LENGTHS)}
     store = made(tmp_path / "acts", arrays)
-    with pytest.raises(
-        hl.StoreError, match="'h' and of 'label' are not of the same samples and positions; export them"
-    ):
+    with pytest.raises(hl.StoreError, match=says("are not of the same samples", "h", "label")):
         store.to_parquet(tmp_path / "table", "h", "label", bits=True)
-    with pytest.raises(hl.StoreError, match="an array named 'sample' can't be exported"):
+    with pytest.raises(hl.StoreError, match=says("an array named", "sample")):
         store.to_parquet(tmp_path / "table", "sample", bits=True)
-    with pytest.raises(hl.StoreError, match=r"acts' exists; give a new path"):
+    with pytest.raises(hl.StoreError, match=says("give a new path")):
         store.to_parquet(tmp_path / "acts", "label")
 
 

@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader
 import hookline as hl
 from hookline import Store
 from hookline._store.disk_format import Array
+from tests.errors.wording import says
 from tests.support.prepared_processes import prepared_processes
 from tests.support.quick_python import quick_python
 from tests.support.running import environment
@@ -194,7 +195,7 @@ def test_a_harvest_goes_there_and_goes_on_there(url):
     store = hl.harvest(model, batches, "0", to=url, unit=2)
     assert store["0"][:].equal(model[0](data).detach())
     remove(url, "units/00000001.json")
-    with pytest.raises(hl.StoreError, match="partial=True"):
+    with pytest.raises(hl.StoreError, match=says("run its harvest again to", "partial=True")):
         Store(url)
     assert hl.harvest(model, batches, "0", to=url, unit=2)["0"][:].equal(store["0"][:])
 
@@ -210,7 +211,7 @@ def test_an_answer_that_is_lost_does_not_lose_the_unit(bucket, server):
 def test_a_server_that_creates_nothing_exclusively_is_refused(bucket, server):
     server.ignores_conditions = True
     try:
-        with pytest.raises(hl.StoreError, match="its server ignores If-None-Match, so two writers could not be told"):
+        with pytest.raises(hl.StoreError, match=says("its server ignores If None")):
             Writing(f"{bucket}/acts", [PAIRS])
     finally:
         server.ignores_conditions = False
@@ -226,7 +227,7 @@ def test_of_two_attempts_elsewhere_the_second_leaves_nothing(url):
     given_up = writing.unit()
     given_up.append(0, torch.ones(3, 2))
     given_up.discard()
-    with pytest.raises(hl.StoreError, match="takes no more rows"):
+    with pytest.raises(hl.StoreError, match=says("takes no more rows")):
         given_up.append(0, torch.ones(3, 2))
     assert len(names(f"{url}/data")) == 1
 
@@ -305,22 +306,18 @@ def test_a_file_url_is_a_folder_of_this_machine(tmp_path):
 
 
 def test_what_cannot_be_reached_is_told_in_words(bucket, monkeypatch):
-    with pytest.raises(hl.StoreError, match=r"'s3://no-such-bucket/acts' is not a store"):
+    with pytest.raises(hl.StoreError, match=says("is not a store it", "s3://no-such-bucket/acts")):
         Store("s3://no-such-bucket/acts")
-    with pytest.raises(
-        hl.StoreError, match=r"harvest.json' was not written: The specified bucket does not exist; check"
-    ):
+    with pytest.raises(hl.StoreError, match=says("json' was not written The")):
         made("s3://no-such-bucket/acts", {"h": tokens([2, 3])})
-    with pytest.raises(hl.StoreError, match=r"'nowhere://acts' can't be opened: Protocol not known: nowhere"):
+    with pytest.raises(hl.StoreError, match=says("can't be opened", "nowhere://acts")):
         Store("nowhere://acts")
-    with pytest.raises(
-        hl.StoreError, match=r"can be read, but not written to: simplecache creates no file exclusively"
-    ):
+    with pytest.raises(hl.StoreError, match=says("can be read")):
         Writing(f"simplecache::{bucket}/acts", [PAIRS])
     store = made(f"{bucket}/acts", {"h": tokens([2, 3])})
     (name,) = (name for name in names(f"{bucket}/acts") if name.startswith("data/"))
     remove(f"{bucket}/acts", name)
-    with pytest.raises(hl.StoreError, match="can't be read"):
+    with pytest.raises(hl.StoreError, match=says("can't be read")):
         store["h"][0]
     with pytest.raises(hl.StoreError, match=name):
         Store(f"{bucket}/acts")

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from hookline import Store
 from hookline._store.disk_format import Array
+from tests.errors.wording import says
 from tests.support.stores import DTYPES, Plan, bits, expected, join, same, take, write
 
 MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # No waiting for the disk.
@@ -185,7 +186,7 @@ def test_a_row_that_is_not_there_is_an_index_error(read_only, index):
 
 @pytest.mark.parametrize("index", [..., None, (0, 1), 1.5, "0", True, [1.5], [[1]], {1}, torch.tensor(True)], ids=str)
 def test_what_chooses_no_rows_is_refused_in_words(read_only, index):
-    with pytest.raises(TypeError, match="rows are chosen by"):
+    with pytest.raises(TypeError, match=says("rows are chosen by")):
         Store(read_only[0])["h.0"][index]
 
 

@@ -15,6 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, default_collate
 
 import hookline as hl
+from tests.errors.wording import says
 from tests.support.prepared_processes import prepared_processes
 from tests.support.stores import made, tokens
 
@@ -116,11 +117,9 @@ def test_rows_of_any_dtype_pass_through_workers(tmp_path, dtype):
 
 def test_sites_whose_rows_are_not_the_same_are_refused(store):
     for shuffle in (False, True):
-        with pytest.raises(
-            hl.StoreError, match=r"rows of 'h\.3' \(46\) and of 'label' \(11\) are not of the same samp"
-        ):
+        with pytest.raises(hl.StoreError, match=says("are not of the same", "h.3", "label")):
             store.dataset("h.3", "label", shuffle=shuffle)
-    with pytest.raises(hl.NotCaptured, match=r"did you mean"):
+    with pytest.raises(hl.NotCaptured, match=says("did you mean")):
         store.dataset("h.33")
 
 
@@ -224,7 +223,7 @@ def test_rank_and_world_come_from_srun(counted, monkeypatch):
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "4")
     assert repr(counted.dataset("n", shuffle=True)) == "ShuffledRows('n', 1,250 rows, rank 1 of 4)"
     monkeypatch.setenv("SLURM_PROCID", "one")
-    with pytest.raises(hl.HooklineError, match="SLURM_PROCID=one .* are not a rank and a number of processes"):
+    with pytest.raises(hl.HooklineError, match=says("are not a rank and a")):
         counted.dataset("n", shuffle=True)
 
 
@@ -292,13 +291,13 @@ def test_a_row_that_is_kept_holds_little_and_is_nobody_elses(counted):
 
 def test_options_that_mean_nothing_are_refused(store):
     for options, message in {
-        "seed=1": "seed= is for shuffle=True",
-        "rank=0, world=1": "rank= is for shuffle=True",
-        "even=True": "even= is for shuffle=True",
-        "shuffle=True, rank=1": "rank= and world= go together",
+        "seed=1": says("seed= is for shuffle=True"),
+        "rank=0, world=1": says("rank= is for shuffle=True"),
+        "even=True": says("even= is for shuffle=True"),
+        "shuffle=True, rank=1": says("rank= and world= go together"),
         "shuffle=True, rank=2, world=2": "no rank 2 of 2",
-        "shuffle=True, window=0": "window=0 is not a number of bytes",
-        "shuffle=True, samples=True": r"DataLoader\(store.dataset\(..., samples=True\), shuffle=True\)",
+        "shuffle=True, window=0": says("is not a number of bytes", 0),
+        "shuffle=True, samples=True": says("DataLoader store dataset samples=True shuffle=True"),
     }.items():
         with pytest.raises(hl.HooklineError, match=message):
             eval(f"store.dataset('h.3', {options})")

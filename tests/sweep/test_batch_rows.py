@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import hookline as hl
+from tests.errors.wording import says
 from tests.support.models import tokens
 from tests.support.sweeps import both, is_packed, total
 
@@ -56,7 +57,7 @@ def test_nested_outputs_are_cut_along_the_dimension_that_counts_rows(x) -> None:
     ids=["another order", "another size", "another structure"],
 )
 def test_outputs_that_are_no_copies_side_by_side_are_noticed(x, function) -> None:
-    with pytest.warns(hl.HooklineWarning, match="each place was run alone"):
+    with pytest.warns(hl.HooklineWarning, match=says("each place was run alone")):
         both(Gives(function), "*[:, *]", (x,))
 
 
@@ -99,7 +100,7 @@ def test_numbers_of_every_kind_are_equal_in_all_copies(x, more, has_rows) -> Non
 )
 def test_numbers_that_are_others_in_another_copy_are_noticed(x, more) -> None:
     model = Gives(lambda y: (y, more[torch.arange(y.numel() // 40) // 2 % 2]))
-    with pytest.warns(hl.HooklineWarning, match="each place was run alone"):
+    with pytest.warns(hl.HooklineWarning, match=says("each place was run alone")):
         both(model, "*[:, *]", (x,))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from typing import Any, ClassVar
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import hookline as hl
+from tests.errors.wording import says
 from tests.support.models import GPT, tokens
 from tests.support.sweeps import both, is_packed, total
 
@@ -141,26 +143,30 @@ class Mean(nn.Module):
         return x.mean()
 
 
+def normalising() -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 8), nn.Flatten(0, 1), nn.BatchNorm1d(8), nn.Linear(8, 8))
+
+
 @pytest.mark.parametrize(
     ("build", "reason"),
     [
-        (Mixing, "samples of its batch influence each other"),
-        (lambda: nn.Sequential(nn.Linear(8, 8), nn.Flatten(0, 1), nn.BatchNorm1d(8), nn.Linear(8, 8)), "BatchNorm"),
-        (lambda: nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5), nn.Linear(8, 8)), "'1' drops elements at random"),
-        (Fixed, "with two copies of the batch it raises RuntimeError"),
-        (Noisy, "is not twice that with one"),
-        (lambda: nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), Mean()), "has no rows for the samples"),
+        (Mixing, says("samples of its batch influence")),
+        (normalising, says("it changes its buffers", "BatchNorm")),
+        (lambda: nn.Sequential(nn.Linear(8, 8), nn.Dropout(), nn.Linear(8, 8)), says("drops elements at random", "1")),
+        (Fixed, says("raises with two copies")),
+        (Noisy, says("is not twice that with one copy")),
+        (lambda: nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), Mean()), says("has no rows for samples")),
     ],
 )  # fmt: skip
 def test_a_model_that_can_not_be_packed_is_run_place_by_place_and_says_why(x, build, reason) -> None:
     torch.manual_seed(0)
     model = build()
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    with pytest.warns(hl.HooklineWarning, match=f"each place was run alone: .*{reason}"):
+    with pytest.warns(hl.HooklineWarning, match=reason):
         packed = hl.sweep(model, nn.Linear, total, run=(x,))
     alone = hl.sweep(model, nn.Linear, total, run=(x,), batch=1)
     assert dict(packed) == dict(alone) or isinstance(model, Noisy)
-    assert reason in "\n".join(packed.notes)
+    assert re.search(reason, "\n".join(packed.notes))
     assert all(tensor.equal(state[name]) for name, tensor in model.state_dict().items())
 
 
@@ -190,9 +196,9 @@ def test_a_metric_may_be_of_a_value_inside_and_nothing_behind_it_is_computed(mod
     assert not ran
     expected = hl.run(model, x, patch={"h.0[:, 3]": 0.0}, capture="h.1.mlp")[1]["h.1.mlp"]
     assert found["h.0[:, 3]"] == pytest.approx(total(expected).item())
-    with pytest.raises(hl.NeverFired, match="h.2"):
+    with pytest.raises(hl.NeverFired, match=says("was not reached", "h.2")):
         hl.sweep(model, "h.2", total, run=(x,), metric_at="h.1.mlp")
-    with pytest.raises(hl.SiteError, match="metric_at='h.*' is one site"):
+    with pytest.raises(hl.SiteError, match=says("is one site")):
         hl.sweep(model, "h.0", total, run=(x,), metric_at="h.*")
 
 
@@ -217,7 +223,7 @@ def test_batch_says_how_many_copies_share_a_run(model, x) -> None:
     assert sizes == [1] * 16
     with pytest.raises(hl.HooklineError, match="batch="):
         hl.sweep(model, "h.*", total, run=(x,), batch=0)
-    with pytest.raises(hl.HooklineError, match="batch= needs run="):
+    with pytest.raises(hl.HooklineError, match=says("batch= needs run=")):
         hl.sweep(model, "h.*", lambda: 1.0, batch=2)
 
 
@@ -245,7 +251,7 @@ def test_a_loss_of_the_whole_batch_is_noticed(x) -> None:
 
     torch.manual_seed(0)
     model = WithLoss()
-    with pytest.warns(hl.HooklineWarning, match="metric reads 'loss', which the model gives for the whole batch"):
+    with pytest.warns(hl.HooklineWarning, match=says("which the model gives for", "loss")):
         packed = hl.sweep(model, "h.*[:, *]", lambda output: output["loss"], run=(x,))
     assert dict(packed) == dict(hl.sweep(model, "h.*[:, *]", lambda output: output["loss"], run=(x,), batch=1))
     assert is_packed(both(model, "h.*[:, *]", (x,), lambda output: total(output["logits"])))
@@ -356,13 +362,13 @@ def test_places_without_rows_are_run_alone_and_named(x) -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.one(x + self.at(torch.arange(5)))
 
-    with pytest.warns(hl.HooklineWarning, match="places whose values have no rows .* were run alone"):
+    with pytest.warns(hl.HooklineWarning, match=says("places whose values have no")):
         both(Positions(), ["at[*]", "one[:, *]"], (x,))
 
 
 def test_tokens_that_a_change_refuses_are_refused_in_a_pack_too(x) -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
-    with pytest.raises(hl.SiteError, match="while a sequence grows"):
+    with pytest.raises(hl.SiteError, match=says("each new token is the")):
         hl.sweep(model, "0[:, @-1]", total, run=(x,))
 
 
@@ -460,7 +466,7 @@ def test_places_at_one_module_are_divided_evenly_among_runs(model, x) -> None:
 
 def test_a_list_that_is_no_list_of_batches_is_refused(model, x) -> None:
     for run in ([x, x], []):
-        with pytest.raises(hl.HooklineError, match="a list is several batches"):
+        with pytest.raises(hl.HooklineError, match=says("a list is several batches")):
             hl.sweep(model, "h.*", total, run=run)
 
 
@@ -486,7 +492,7 @@ def test_each_batch_may_have_a_metric_of_its_own(model, x) -> None:
     for number, (run, metric) in enumerate(zip(runs, metrics, strict=True)):
         alone = hl.sweep(model, "h.*", metric, run=run)
         assert [value[number].item() for value in found.values()] == pytest.approx(list(alone.values()))
-    with pytest.raises(hl.HooklineError, match="run= has 2 batches, and metric is a list of 1"):
+    with pytest.raises(hl.HooklineError, match=says("and metric is a list", 2, 1)):
         hl.sweep(model, "h.*", metrics[:1], run=runs)
 
 
@@ -504,7 +510,7 @@ class LateMixing(nn.Module):
 
 def test_influence_that_shows_in_a_later_run_is_found_there(x) -> None:
     torch.manual_seed(0)
-    with pytest.warns(hl.HooklineWarning, match="samples of its batch influence each other"):
+    with pytest.warns(hl.HooklineWarning, match=says("samples of its batch influence")):
         both(LateMixing(), ["one[:, *]", "two[:, *]", "three[:, *]"], (x,), batch=6)
 
 

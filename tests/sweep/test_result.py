@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import hookline as hl
+from tests.errors.wording import says
 from tests.support.models import GPT, tokens
 
 NAN = float("nan")
@@ -58,13 +59,13 @@ def test_a_selection_has_the_places_that_match_in_their_order():
 
 
 def test_a_selection_of_nothing_says_what_is_there():
-    with pytest.raises(hl.NotCaptured, match=r"'h.7.attn/softmax\[:, \*\]' matches nothing in this sweep"):
+    with pytest.raises(hl.NotCaptured, match=says("matches nothing in this sweep", "h.7.attn/softmax[:, *]")):
         by_head().select("h.7.attn/softmax[:, *]")
-    with pytest.raises(hl.NotCaptured, match=r"places are written as in 'h.0.attn/softmax\[:, 0\]'"):
+    with pytest.raises(hl.NotCaptured, match=says("matches nothing in this sweep", "h.0.attn/softmax[:, 0]")):
         by_head().select("mlp")
     with pytest.raises(hl.NotCaptured, match="matches nothing"):  # The place was measured as a whole.
         in_pairs().select("h.0[:, 1]")
-    with pytest.raises(hl.SiteError, match="knows its places by name only"):
+    with pytest.raises(hl.SiteError, match=says("knows its places by name")):
         by_head().select(torch.nn.Linear)
 
 
@@ -89,11 +90,11 @@ def test_a_normalised_sweep_is_0_where_corrupted_and_1_where_clean():
 @pytest.mark.parametrize(
     ("clean", "corrupted", "message"),
     [
-        (1.0, 1.0, "clean= and corrupted= are equal, which leaves nothing to measure between them$"),
-        (torch.tensor([1.0, 2.0]), torch.tensor([1.0, 3.0]), "for 1 of 2 pairs; leave those out"),
-        (NAN, 1.0, "clean= has to be finite"),
-        (torch.ones(3), 0.0, r"clean= is float32 \(3,\), and the metric gave float32 \(2,\)"),
-        ("high", 0.0, "clean= has to be a number or a tensor of numbers, not str"),
+        (1.0, 1.0, says("clean= and corrupted= are equal")),
+        (torch.tensor([1.0, 2.0]), torch.tensor([1.0, 3.0]), says("clean= and corrupted= are equal", 1, 2)),
+        (NAN, 1.0, says("clean= has to be finite")),
+        (torch.ones(3), 0.0, says("clean= is float32", "(3,)", "(2,)")),
+        ("high", 0.0, says("clean= has to be a")),
     ],
 )
 def test_ends_of_a_scale_that_make_no_sense_raise(clean, corrupted, message):
@@ -102,7 +103,7 @@ def test_ends_of_a_scale_that_make_no_sense_raise(clean, corrupted, message):
 
 
 def test_several_ends_for_one_number_raise():
-    with pytest.raises(hl.HooklineError, match="the metric gave 0.5; give one number"):
+    with pytest.raises(hl.HooklineError, match=says("the metric gave", "0.5")):
         by_head().normalised(clean=torch.ones(2), corrupted=0.0)
 
 
@@ -160,7 +161,7 @@ def test_a_picture_has_the_axes_of_the_grid_and_without_one_the_places_in_order(
     assert (ax.get_xlabel(), ax.get_ylabel(), ax.images[0].get_array()[1, 0]) == ("head", "layer", pytest.approx(-0.2))
     no_grid = hl.Sweep(0.0, {"embed": 1.0, "h.0": 2.0, "h.1": 1.0})
     assert no_grid.plot().axes[0].get_xlabel() == "site, in order"
-    with pytest.raises(hl.HooklineError, match="form no grid: 'embed'"):
+    with pytest.raises(hl.HooklineError, match=says("has no number in its", "embed")):
         no_grid.plot(tokens=["a", "b"])
     assert list(in_pairs().plot(title="mine").axes[0].get_lines()[0].get_ydata()) == [2.0, 0.5]
 
@@ -175,9 +176,9 @@ def test_a_sweep_of_tensors_is_shown_by_the_explorer_with_its_means(tmp_path):
 
 @pytest.mark.parametrize("value", [None, "high", True, 1j, [1.0], torch.ones(0), torch.ones(2) * 1j])
 def test_only_numbers_are_measurements(value):
-    with pytest.raises(hl.HooklineError, match="'h.0' has to be a number or a tensor of numbers"):
+    with pytest.raises(hl.HooklineError, match=says("has to be a number", "h.0")):
         hl.Sweep(0.0, {"h.0": value})
-    with pytest.raises(hl.HooklineError, match="base has to be a number"):
+    with pytest.raises(hl.HooklineError, match=says("has to be a number")):
         hl.Sweep(value, {"h.0": 1.0})
 
 
@@ -185,6 +186,6 @@ def test_an_empty_sweep_prints_and_has_no_grid():
     found = hl.Sweep(1.0, {})
     assert str(found).startswith("0 places")
     assert len(found.top(3)) == 0
-    with pytest.raises(hl.HooklineError, match="no places"):
+    with pytest.raises(hl.HooklineError, match=says("no places in this sweep")):
         found.grid()
     assert math.isclose(found.normalised(clean=2, corrupted=0).base, 0.5)

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import hookline as hl
+from tests.errors.wording import says
 from tests.support.models import GPT, mlp, tokens
 
 
@@ -72,10 +73,10 @@ def test_what_is_never_called_is_told_by_a_warning_if_a_pattern_meant_it_and_els
     model = nn.Sequential(nn.MultiheadAttention(4, 2))
     model.forward = lambda value: model[0](value, value, value)[0]  # type: ignore[method-assign]
     x = torch.randn(3, 4)
-    with pytest.warns(hl.HooklineWarning, match="out_proj' was not called"):
+    with pytest.warns(hl.HooklineWarning, match=says("out_proj' was not called")):
         found = hl.sweep(model, "**", lambda: model(x).sum(), edit=lambda value: value)
     assert list(found) == ["0"]
-    with pytest.raises(hl.NeverFired, match="out_proj"):
+    with pytest.raises(hl.NeverFired, match=says("was not called")):
         hl.sweep(model, "0.out_proj", lambda: model(x).sum())
 
 
@@ -86,11 +87,9 @@ def test_a_pattern_of_which_nothing_fires_is_an_error_with_the_reason() -> None:
 
     model, x = nn.Sequential(Attention(), Attention()), torch.ones(1, 2, 4)
     for where in ("**/softmax", ["**/softmax"], {"**/softmax": 0.0}):
-        with pytest.raises(
-            hl.NeverFired, match="'0/softmax' did not fire: scaled_dot_product_attention computes attention.*eager"
-        ):
+        with pytest.raises(hl.NeverFired, match=says("did not fire scaled_dot_product_attention", "0/softmax")):
             hl.sweep(model, where, lambda: model(x).sum())
-    with pytest.warns(hl.HooklineWarning, match="'0/softmax' did not fire"):
+    with pytest.warns(hl.HooklineWarning, match=says("did not fire", "0/softmax")):
         assert list(hl.sweep(model, ["**/softmax", "1"], lambda: model(x).sum())) == ["1"]
 
 
@@ -139,15 +138,19 @@ def test_a_change_that_gives_a_nan_matters_most() -> None:
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda m, x: hl.sweep(m, "*", lambda: None), hl.HooklineError, "a number or a tensor, not None"),
+        (lambda m, x: hl.sweep(m, "*", lambda: None), hl.HooklineError, says("a number or a tensor")),
         (lambda m, x: hl.sweep(m, "*", lambda: m(x) * 1j), hl.HooklineError, "not complex64"),
-        (lambda m, x: hl.sweep(m, "*", lambda: 3), hl.HooklineError, "does it run this model"),
+        (lambda m, x: hl.sweep(m, "*", lambda: 3), hl.HooklineError, says("does it run this model")),
         (lambda m, x: hl.sweep(m, "9", lambda: m(x).sum()), hl.SiteError, "'9' matches nothing"),
-        (lambda m, x: hl.sweep(m, "*", x, patch=1.0, skip=True), hl.EditError, "one change: patch= or skip="),
-        (lambda m, x: hl.sweep(m, {"0": 0.0}, x, edit=torch.tanh), hl.EditError, r"give its sites alone: list\(where"),
-        (lambda m, x: hl.sweep(m, {"0": 0.0, "*": 1.0}, lambda: m(x).sum()), hl.EditError, "'0' is asked for twice"),
-        (lambda m, x: hl.sweep(m, "0", x, skip=0.5), hl.EditError, "True or False, not 0.5"),
-        (lambda m, x: hl.sweep(m, "0:input", lambda: m(x).sum(), skip=True), hl.SiteError, "skipped as a whole"),
+        (lambda m, x: hl.sweep(m, "*", x, patch=1.0, skip=True), hl.EditError, says("patch= or skip=")),
+        (lambda m, x: hl.sweep(m, {"0": 0.0}, x, edit=torch.tanh), hl.EditError, says("give its sites alone")),
+        (
+            lambda m, x: hl.sweep(m, {"0": 0.0, "*": 1.0}, lambda: m(x).sum()),
+            hl.EditError,
+            says("is asked for twice", "0"),
+        ),
+        (lambda m, x: hl.sweep(m, "0", x, skip=0.5), hl.EditError, says("skip= of a sweep is", "0.5")),
+        (lambda m, x: hl.sweep(m, "0:input", lambda: m(x).sum(), skip=True), hl.SiteError, says("skipped as a whole")),
     ],
 )
 def test_what_makes_no_sense_is_an_error_that_says_so(call, error, message) -> None:
@@ -192,15 +195,15 @@ def test_the_table_shows_what_was_measured_also_where_the_change_is_no_number():
 def test_what_can_not_be_called_is_no_measure(measure: Any) -> None:
     with pytest.raises(
         hl.HooklineError,
-        match=r"without run=, metric is a function that runs the model, .*`lambda: loss\(model\(x\)\)`, not",
+        match=says("metric is a function that runs"),
     ):
         hl.sweep(mlp(), "0", measure)
 
 
 def test_a_measure_that_needs_arguments_is_refused_before_anything_runs() -> None:
-    with pytest.raises(hl.HooklineError, match=r"metric is a function that runs the model.*<lambda>\(model\) can't be"):
+    with pytest.raises(hl.HooklineError, match=says("metric is a function that")):
         hl.sweep(mlp(), "0", lambda model: 1.0)  # type: ignore[arg-type, misc]
-    with pytest.raises(hl.EditError, match="edit= takes a function of the value, not 3; patch= puts a value in"):
+    with pytest.raises(hl.EditError, match=says("edit= takes a function of", 3)):
         hl.sweep(mlp(), "0", lambda: 1.0, edit=3)  # type: ignore[arg-type]
 
 
@@ -208,7 +211,7 @@ def test_a_function_that_returns_nothing_at_any_place_is_refused_since_it_change
     def forgets_to_return(value: torch.Tensor) -> None:
         value * 0
 
-    with pytest.raises(hl.EditError, match="forgets_to_return returned None at every place"):
+    with pytest.raises(hl.EditError, match=says("forgets_to_return returned None at every")):
         hl.sweep(model, "h.*", lambda: model(x).sum(), edit=forgets_to_return)
 
     seen: list[torch.Tensor] = []
@@ -223,16 +226,16 @@ def test_a_sweep_is_read_by_any_spelling_of_a_site_and_says_what_it_does_not_hav
     assert found["h.1:output"] == found["h.1"]
     assert "h.1:output" in found
     assert "h.7" not in found
-    with pytest.raises(hl.NotCaptured, match="'h.7' was not measured in this sweep; did you mean 'h.0'"):
+    with pytest.raises(hl.NotCaptured, match=says("was not measured in this", "h.7", "h.0")):
         found["h.7"]
-    with pytest.raises(hl.NotCaptured, match="read by site, not by Block"):
+    with pytest.raises(hl.NotCaptured, match=says("read by site")):
         found[model.h[0]]
 
 
 def test_an_empty_mapping_and_an_array_that_is_measured_are_refused_with_their_reason(model, x) -> None:
     with pytest.raises(hl.EditError, match="sweep what"):
         hl.sweep(model, {}, lambda: model(x).sum())
-    with pytest.raises(hl.HooklineError, match="metric returns a number or a tensor, not ndarray"):
+    with pytest.raises(hl.HooklineError, match=says("metric returns a number or")):
         hl.sweep(model, "h.*", lambda: model(x).detach().numpy())
     found = hl.sweep(model, "h.*", lambda: model(x).detach().numpy().mean())
     assert found.base == pytest.approx(model(x).mean().item())
@@ -241,7 +244,7 @@ def test_an_empty_mapping_and_an_array_that_is_measured_are_refused_with_their_r
 def test_dropout_that_draws_in_every_run_is_told_by_a_warning() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, 4))
     x = torch.ones(2, 4)
-    with pytest.warns(hl.HooklineWarning, match=r"'1' is in train mode.*model.eval\(\)"):
+    with pytest.warns(hl.HooklineWarning, match=says("drops different elements", "1")):
         hl.sweep(model, "*", lambda: model(x).sum())
     model[1].p = 0.0
     hl.sweep(model, "*", lambda: model(x).sum())
@@ -280,8 +283,12 @@ def test_a_place_may_be_some_calls_or_tokens() -> None:
         written()
     zeroed = hl.sweep(model, acts.map(lambda value: value * 0), written)
     assert zeroed["transformer.h.1[:, @new]"] == pytest.approx(found["transformer.h.1[:, @new]"])
-    for latest in ("transformer.h.1#-1", "transformer.h.1[:, @-1]"):
-        with pytest.raises(hl.SiteError, match="the latest is known only when|each new token is the last for a moment"):
+    latest_ones = {
+        "transformer.h.1#-1": says("the latest is known only at the end"),
+        "transformer.h.1[:, @-1]": says("each new token is the last for a moment"),
+    }
+    for latest, told in latest_ones.items():
+        with pytest.raises(hl.SiteError, match=told):
             hl.sweep(model, latest, written)
-    with pytest.raises(hl.NeverFired, match="no such token passed; 5 tokens had passed, 5 of them the prompt"):
+    with pytest.raises(hl.NeverFired, match=says("no such token passed", 5, 5)):
         hl.sweep(model, "transformer.h.1[:, @new]", lambda: model(ids).logits.norm())

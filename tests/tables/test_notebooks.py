@@ -14,6 +14,7 @@ import hookline as hl
 from hookline._stats import glimpse
 from hookline._tables import Table
 from hookline._tables.notebooks import MOST_ROWS
+from tests.errors.wording import says
 from tests.support.models import GPT, mlp, tokens
 
 WITHOUT_END = {"path", "br", "hr", "img", "input", "meta", "link"}
@@ -185,7 +186,7 @@ def test_looking_warns_of_nothing_and_changes_nothing() -> None:
     with hl.capture(model, "inner") as acts:
         model(torch.randn(2, 4))
     assert pictures(acts) == 1
-    with pytest.warns(hl.HooklineWarning, match="only the latest is kept"):
+    with pytest.warns(hl.HooklineWarning, match=says("fired several times in one forward")):
         _ = acts["inner"]
 
 

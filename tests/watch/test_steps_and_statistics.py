@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import hookline as hl
+from tests.errors.wording import says
 from tests.support.models import mlp
 
 X = torch.linspace(-1, 1, 12).reshape(3, 4)
@@ -390,18 +391,18 @@ def test_statistics_of_a_training_without_an_optimizer_of_torch_are_missed_aloud
     model = nn.Sequential(nn.Linear(3, 2))
     watch = hl.watch(model, every=1)
     for _ in range(2):  # Each block warns.
-        with pytest.warns(hl.HooklineWarning, match=r"in 2 forwards no optimizer .* watch\.step\(\)"), watch:
+        with pytest.warns(hl.HooklineWarning, match=says("forwards no optimizer", 2)), watch:
             for _ in range(2):
                 model(torch.ones(1, 3)).sum().backward()
     with watch:
         watch.step()
-    with pytest.warns(hl.HooklineWarning, match="no statistics were kept"), watch:
+    with pytest.warns(hl.HooklineWarning, match=says("no statistics were kept")), watch:
         model(torch.ones(1, 3)).sum().backward()
 
 
 def test_forwards_that_look_like_training_and_are_none_are_missed_aloud():
     model = mlp()
-    with pytest.warns(hl.HooklineWarning, match=r"in 3 forwards .* training mode .* model\.eval\(\) or torch\.no_grad"):
+    with pytest.warns(hl.HooklineWarning, match=says("eval() or torch", 3)):
         with hl.watch(model, every=1) as watch:
             for _ in range(3):
                 model(X)
@@ -415,7 +416,7 @@ def test_forwards_that_look_like_training_and_are_none_are_missed_aloud():
 
 def test_statistics_of_parts_that_are_called_without_the_model_are_missed_aloud():
     model = mlp().eval()
-    with pytest.warns(hl.HooklineWarning, match=r"parts of Sequential ran, but not .* watch\.step\(\)"):
+    with pytest.warns(hl.HooklineWarning, match=says("parts of Sequential ran")):
         with hl.watch(model, every=1):
             model[0](X)
     with hl.watch(model, every=1) as watch:
@@ -485,7 +486,7 @@ def test_the_log_is_drawn_as_curves_over_steps():
     assert len(one.axes) == 1
     assert one.axes[0].get_xlabel() == "step"
     assert log.plot('h.1["rms"]', ax=one.axes[0]) is one.axes[0]
-    with pytest.raises(hl.HooklineError, match=r"rms, zeros.* don't go into one axes; choose one, as in"):
+    with pytest.raises(hl.HooklineError, match=says("don't go into one axes")):
         log.plot(ax=one.axes[0])
     assert log.plot('h.*["rms"]', call=0).axes[0].get_xlabel() == 'layer h.*["rms"]'
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parent.parent.parent
 SOURCE = ROOT / "src" / "hookline"
 PROSE = re.sub(r"```.*?```|`[^`]*`", "", " ".join((ROOT / "docs" / "errors.md").read_text().split()))
 QUOTED = re.findall(r'"([^"]+)"', PROSE)

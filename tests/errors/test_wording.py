@@ -1,0 +1,72 @@
+"""Each message is worded in one place, `wording.py`, so that a better sentence costs one line."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.errors.wording import WORDING, says
+
+TESTS = Path(__file__).parent.parent
+FILES = [path for path in sorted(TESTS.rglob("*.py")) if path != Path(__file__)]
+PROSE = re.compile(r"[a-z]{2,}[,;:]? [a-z]{2,}[,;:]? [a-z]{2,}")  # Three words in a row are a piece of a sentence.
+OF_HOOKLINE = re.compile(r"^(hl\.|Site|Edit|Store|Stale|Never|NotCaptured|CacheFull|Bad|Hookline)")
+
+
+def calls(tree: ast.Module, name: str) -> Iterator[ast.Call]:
+    """Return the calls of a function of this name."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] == name:
+            yield node
+
+
+def worded_elsewhere(tree: ast.Module) -> Iterator[str]:
+    """Return the sentences that `match=` compares with errors and warnings of hookline."""
+    for node in [*calls(tree, "raises"), *calls(tree, "warns")]:
+        expected = ast.unparse(node.args[0]) if node.args else ""
+        for keyword in node.keywords:
+            if keyword.arg == "match" and OF_HOOKLINE.match(expected):
+                texts = [one for one in ast.walk(keyword.value) if isinstance(one, ast.Constant)]
+                named = {
+                    id(one)
+                    for call in calls(ast.Module([ast.Expr(keyword.value)], []), "says")
+                    for one in ast.walk(call)
+                }
+                yield from (str(one.value) for one in texts if id(one) not in named and PROSE.search(str(one.value)))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(TESTS)))
+def test_no_test_words_a_message_itself(path):
+    assert not list(worded_elsewhere(ast.parse(path.read_text(encoding="utf-8"), str(path))))
+
+
+def test_a_message_that_a_test_words_itself_is_found():
+    code = "with pytest.raises(hl.SiteError, match='no such thing here'): pass"
+    assert list(worded_elsewhere(ast.parse(code))) == ["no such thing here"]
+    assert not list(
+        worded_elsewhere(ast.parse(code.replace("'no such thing here'", "says('no such thing here', 'h.0')")))
+    )
+    assert not list(worded_elsewhere(ast.parse(code.replace("hl.SiteError", "ValueError"))))
+
+
+def test_every_message_is_expected_by_a_test_and_worded_once():
+    named: set[str] = set()
+    for path in FILES:
+        for call in calls(ast.parse(path.read_text(encoding="utf-8"), str(path)), "says"):
+            named |= {one.value for one in ast.walk(call.args[0]) if isinstance(one, ast.Constant)}
+    assert {*WORDING} - named == set()
+    assert len({*WORDING.values()}) == len(WORDING)
+
+
+def test_a_message_is_known_by_its_words_and_by_what_it_shows():
+    message = "'h.3' has shape (4, 8), and (3, 8) does not fit 14 rows"
+    name = next(iter(WORDING))
+    text = WORDING[name].replace("…", "what may vary")
+    assert re.search(says(name, "h.3", 14), f"{message}: {text}")
+    assert not re.search(says(name, "h.3", 14), message)
+    assert not re.search(says(name, "h.31"), f"{message}: {text}")
+    assert not re.search(says(name, 4, 1), f"{message}: {text}")
