@@ -408,6 +408,7 @@ def test_a_write_to_a_module_is_found(code):
     assert list(writes_to_modules(ast.parse(code))) == [1]
 
 
+@pytest.mark.process
 def test_importing_hookline_imports_nobody_but_torch_and_safetensors():
     code = """
 import sys
@@ -422,6 +423,7 @@ print("torch._dynamo" in sys.modules, "hookline.compat" in sys.modules)
     assert python(code).splitlines() == ["", "False False"]
 
 
+@pytest.mark.process
 def test_importing_hookline_changes_nothing_in_torch_or_in_python():
     code = """
 import atexit, copyreg, gc, sys, threading, warnings
@@ -446,6 +448,7 @@ print(state() == before)
     assert python(code) == "True\n"
 
 
+@pytest.mark.process
 def test_importing_hookline_imports_torch_only_when_a_name_is_used():
     code = """
 import sys
@@ -458,6 +461,7 @@ print("capture" in vars(hookline), "torch" in sys.modules)
     assert python(code).splitlines() == ["True False", "True True"]
 
 
+@pytest.mark.process
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs processes that start with torch imported")
 def test_every_public_name_can_be_the_first_that_is_used():
     firsts = {getattr(hl, name).__module__: name for name in sorted(NAMES)}  # Names of one file are alike.
@@ -475,6 +479,7 @@ for name in {[*firsts.values()]}:
     assert python(code) == ""
 
 
+@pytest.mark.process
 def test_the_first_use_may_be_inside_any_mode():
     code = """
 import torch
@@ -504,6 +509,7 @@ print({type(value).__name__ + str(value.is_inference()) for value in acts.values
     assert python(code).splitlines() == ["True True", "True", "True", "True", "{'TensorFalse'}"]
 
 
+@pytest.mark.process
 def test_no_file_names_a_path_of_one_machine_or_the_host_of_a_package_registry():
     found = []
     for path in tracked_files():
@@ -515,6 +521,7 @@ def test_no_file_names_a_path_of_one_machine_or_the_host_of_a_package_registry()
     assert not found
 
 
+@pytest.mark.process
 def test_every_source_file_that_is_named_is_there():
     """In comments and docstrings, in CONTRIBUTING.md and the docs, and in the sources of the explorer page."""
     files = tracked_files()

@@ -18,6 +18,7 @@ SHARED = {"harness", "baseline", "allocations", "formats", "patching"}  # Module
 SCRIPTS = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem not in SHARED)
 
 
+@pytest.mark.process
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_benchmark_runs_and_a_quick_run_writes_nothing(name):

@@ -42,6 +42,7 @@ def today():
     return json.loads(python("-c", "import json\nfrom tests.support.cost import measure\nprint(json.dumps(measure()))"))
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("name", BOUNDS)
 def test_no_work_takes_more_than_its_bound(name, today):
     (bytecodes, calls), (most_bytecodes, most_calls) = today[name], BOUNDS[name]
@@ -50,6 +51,7 @@ def test_no_work_takes_more_than_its_bound(name, today):
     assert calls <= most_calls, told
 
 
+@pytest.mark.process
 def test_all_that_is_counted_has_a_bound(today):
     assert set(BOUNDS) == set(today)
 

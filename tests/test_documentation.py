@@ -50,6 +50,7 @@ def run_page_by_itself(path: Path) -> None:
         pytest.fail(done.stdout + done.stderr, pytrace=False)
 
 
+@pytest.mark.process
 @pytest.mark.slow
 @pytest.mark.parametrize("path", PAGES[1:], ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_example_of_a_page_gives_what_it_shows(path, tmp_path, monkeypatch):

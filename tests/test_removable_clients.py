@@ -143,6 +143,7 @@ def test_what_is_built_on_a_client_is_found():
     assert built_on("_cli") == {"_cli"}
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("client", CLIENTS)
 def test_a_client_can_be_deleted(client, tmp_path):
     needs("typer")

@@ -121,6 +121,7 @@ def test_a_site_without_a_value_says_the_reason_that_is_known(read: Callable[[Ne
         read(Net())
 
 
+@pytest.mark.process
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_hooks_of_the_process_that_was_forked_say_so() -> None:
     model = Net()

@@ -357,6 +357,7 @@ class TestWhatGoesWrong:
         assert [len(acts.calls(site)) for site in acts] == [2, 2, 2, 2]
         hooks.remove()
 
+    @pytest.mark.process
     def test_a_disk_that_fills_up_in_the_midst_of_a_value_leaves_no_file(self, nothing_stays_on_disk):
         code = """
 import resource, signal, torch, hookline as hl
@@ -471,6 +472,7 @@ print(len(glob.glob(tempfile.gettempdir() + "/hookline-*/*")), acts[""].sum().it
 
 
 class TestProcessesAndThreads:
+    @pytest.mark.process
     @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
     def test_a_forked_process_leaves_the_files_and_nothing_is_left_when_the_interpreter_ends(
         self, nothing_stays_on_disk

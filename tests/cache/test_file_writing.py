@@ -93,6 +93,7 @@ def test_a_missing_folder_is_said_with_path_and_size(tmp_path: Path) -> None:
         write_file(tmp_path / "nowhere" / "acts", {"h": [torch.zeros(1000)]})
 
 
+@pytest.mark.process
 def test_a_folder_without_the_right_to_write_is_said(tmp_path: Path) -> None:
     folder = tmp_path / "closed"
     folder.mkdir(mode=0o500)
@@ -133,16 +134,19 @@ def limited(path: Path, value: str) -> str:
     return said
 
 
+@pytest.mark.process
 def test_more_than_the_disk_has_room_for_is_refused_before_writing(path: Path) -> None:
     said = limited(path, "torch.zeros(1).expand(1 << 48)")
     assert re.search(r"\(1,125,899,9\d\d,\d\d\d,\d\d\d bytes\): No space left.*cache\.select", said)
 
 
+@pytest.mark.process
 def test_a_limit_on_file_sizes_leaves_the_old_file_and_nothing_else(path: Path) -> None:
     said = limited(path, "torch.zeros(5_000_000)")
     assert re.search(r"acts\.safetensors' was not written \(20,000,\d\d\d bytes\): File too large", said)
 
 
+@pytest.mark.process
 def test_a_disk_that_fills_up_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
     """The disk has free bytes but no free inode: the check for space passes, and the write fails."""
     code = """
@@ -214,6 +218,7 @@ def stopped_in_the_middle(writer: subprocess.Popen[bytes], path: Path) -> bool:
     return is_writing
 
 
+@pytest.mark.process
 @pytest.mark.slow
 def test_a_writer_killed_at_any_moment_leaves_the_old_file_or_the_new_one(path: Path) -> None:
     code = """
@@ -244,6 +249,7 @@ def test_a_writer_killed_at_any_moment_leaves_the_old_file_or_the_new_one(path: 
     assert kills >= len(delays) - 1, "too few writers were killed in the middle of a write"
 
 
+@pytest.mark.process
 def test_what_a_killed_writer_left_is_removed_by_a_later_save(path: Path) -> None:
     writer = subprocess.Popen(
         child(
@@ -295,6 +301,7 @@ def test_of_many_writers_at_once_exactly_one_wins(path: Path) -> None:
     assert os.listdir(path.parent) == [path.name]
 
 
+@pytest.mark.process
 def test_writing_a_large_view_needs_little_memory(path: Path) -> None:
     said = run(
         """

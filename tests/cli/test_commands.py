@@ -39,6 +39,7 @@ def started(*arguments: str, **variables: str) -> tuple[str, str]:
     return done.stdout, done.stderr.splitlines()[-1]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "arguments",
     [("--help",), (), ("--version",), *((name, "--help") for name in cli.COMMANDS)],
@@ -48,10 +49,12 @@ def test_help_imports_nothing_slow(arguments):
     assert started(*arguments)[1] == "imported:"
 
 
+@pytest.mark.process
 def test_a_usage_error_does_not_import_torch():
     assert started("show", "--rows", "many")[1] in ("imported:", "imported: pydantic")  # typer checks values with it.
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("words", "completed"),
     [("sh", ["show"]), ("show --st", ["--stats"]), ("capture m:f --ove", ["--overwrite"])],
@@ -63,6 +66,7 @@ def test_completion_imports_nothing_slow(words, completed):
     assert (output.split(), imported) == (completed, "imported:")
 
 
+@pytest.mark.process
 def test_a_command_that_needs_torch_imports_it():
     assert started("show", "nothing.safetensors")[1].startswith("imported: torch")
 

@@ -65,6 +65,7 @@ def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(line, cwd=folder, env=environment, capture_output=True, text=True, timeout=120, check=False)
 
 
+@pytest.mark.process
 def test_the_command_says_how_much_it_will_be_and_shows_the_store(folder, tmp_path, monkeypatch):
     acts = str(tmp_path / "acts")
     line = ["gpt2", "--data", "corpus.txt", "--at", "transformer.h.*", "--at", "lm_head", "--to", acts]
@@ -149,6 +150,7 @@ def test_a_dry_run_stores_nothing(folder, tmp_path):
     assert not (tmp_path / "acts").exists()
 
 
+@pytest.mark.process
 def test_a_model_and_data_may_be_made_by_functions_of_a_file(tmp_path):
     (tmp_path / "mine.py").write_text(
         "import torch\nfrom torch import nn\n\n"

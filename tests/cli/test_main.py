@@ -61,6 +61,7 @@ def test_the_version_is_that_of_the_package():
     assert invoke("--version") == f"hookline {hl.__version__}\n"
 
 
+@pytest.mark.process
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a shell of Unix")
 @pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
 def test_a_closed_stream_is_one_that_nobody_reads(closed, acts):
@@ -85,6 +86,7 @@ def test_help_lists_every_command_with_its_first_line():
         assert not line.endswith("...")
 
 
+@pytest.mark.process
 def test_a_command_imports_only_what_it_needs(acts):
     names = ("transformers", "hookline._harvest", "hookline._cli.demo_command", "rich")
     code = f"""
@@ -162,6 +164,7 @@ def test_an_interrupted_command_is_status_130(failing):
     assert result.stderr == "hookline: interrupted\n"
 
 
+@pytest.mark.process
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a system where Ctrl-C is a signal to one process")
 def test_a_real_interrupt_is_one_line_and_status_130(tmp_path):
     (tmp_path / "slow.py").write_text(
@@ -178,6 +181,7 @@ def test_a_real_interrupt_is_one_line_and_status_130(tmp_path):
     assert errors == "hookline: interrupted\n"
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("options", [[], ["--json"]], ids=" ".join)
 def test_a_reader_that_has_seen_enough_ends_it_quietly(options, acts):
     shown = subprocess.Popen(
@@ -193,6 +197,7 @@ def test_a_reader_that_has_seen_enough_ends_it_quietly(options, acts):
     assert errors == b""
 
 
+@pytest.mark.process
 def test_signs_that_a_stream_has_no_code_for_do_no_harm(acts):
     done = subprocess.run(
         [*hookline(), "show", str(acts)],
@@ -205,6 +210,7 @@ def test_signs_that_a_stream_has_no_code_for_do_no_harm(acts):
     assert b"\n????" in done.stdout
 
 
+@pytest.mark.process
 def test_the_shell_completes_commands_and_options():
     asked = {
         **ENVIRONMENT,
@@ -216,6 +222,7 @@ def test_the_shell_completes_commands_and_options():
     assert done.stdout.split() == ["--stats"]
 
 
+@pytest.mark.process
 def test_the_script_for_a_shell_is_shown():
     pytest.importorskip("shellingham")
     line = f"'{sys.executable}' -m hookline --show-completion; true"  # The shell is hookline's parent process.
@@ -223,6 +230,7 @@ def test_the_script_for_a_shell_is_shown():
     assert "complete -o default -F _hookline_completion hookline" in done.stdout
 
 
+@pytest.mark.process
 def test_without_typer_one_line_says_how_to_install_it():
     done = run_without("typer", "demo")
     assert done.returncode == 1
@@ -230,6 +238,7 @@ def test_without_typer_one_line_says_how_to_install_it():
     assert done.stderr == "hookline: the command line needs typer: pip install 'hookline[cli]'\n"
 
 
+@pytest.mark.process
 def test_the_demo_without_scikit_learn_is_one_line_too():
     done = run_without("sklearn", "demo")
     assert done.returncode == 1

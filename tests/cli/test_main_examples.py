@@ -70,6 +70,7 @@ def shell(code: str, folder: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.process
 def test_every_shell_example_of_the_page_gives_what_it_shows(empty):
     text = PAGE.read_text(encoding="utf-8")
     run_page(PAGE, text)  # The page's Python blocks create the models and files for the commands.
@@ -85,6 +86,7 @@ def test_every_shell_example_of_the_page_gives_what_it_shows(empty):
     assert seen >= 8
 
 
+@pytest.mark.process
 def test_an_example_that_goes_wrong_is_noticed(empty):
     with pytest.raises(AssertionError, match=says("can't be read")):
         shell("hookline show nothing.safetensors\n", empty)

@@ -32,6 +32,7 @@ def x():
     return torch.randn(2, 4)
 
 
+@pytest.mark.process
 def test_it_works_offline_and_without_transformer_lens():
     code = """
 import socket, sys, warnings

@@ -96,6 +96,7 @@ def original(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.process
 def test_a_script_runs_as_it_is(tmp_path):
     (tmp_path / "their_script.py").write_text(SCRIPT, encoding="utf-8")
     code = f"""
@@ -111,6 +112,7 @@ runpy.run_path("their_script.py", run_name="__main__")
     assert printed(code, tmp_path) == ["1", shown]
 
 
+@pytest.mark.process
 def test_without_the_call_nothing_happens(tmp_path):
     code = """
 import importlib.util, sys
@@ -126,6 +128,7 @@ print(sys.meta_path == finders, "torchhook" in sys.modules, importlib.util.find_
     assert printed(code, tmp_path) == ["False", "[]", "True False True"]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("name", NAMES)
 def test_a_library_and_what_is_below_it_is_hooklines(name, tmp_path):
     code = f"""
@@ -145,6 +148,7 @@ except ModuleNotFoundError as error:
     assert printed(code, tmp_path) == ["[]", "True", "True", f"No module named '{name}.nothing'"]
 
 
+@pytest.mark.process
 def test_the_modules_are_the_same_under_both_names(tmp_path):
     code = f"""
 import importlib, pickle
@@ -160,6 +164,7 @@ print(importlib.reload(alias) is hookmanager)
     assert printed(code, tmp_path) == ["True True", "False True", "True"]
 
 
+@pytest.mark.process
 def test_an_original_that_is_installed_is_not_replaced_unless_told(original):
     code = """
 import hookline
@@ -184,6 +189,7 @@ print(torchhook.whose)
     assert found[2:] == ["No module named 'nice_hooks'", "theirs"]  # If one name is refused, none is installed.
 
 
+@pytest.mark.process
 @pytest.mark.skipif(not INSTALLED["tacklebox"], reason="needs tacklebox")
 def test_the_original_itself_is_not_replaced_unless_told(tmp_path):
     code = """
@@ -200,6 +206,7 @@ print(HookManager.__module__.partition(".")[0])
     assert printed(code, tmp_path) == ["'tacklebox' is installed", "hookline"]
 
 
+@pytest.mark.process
 def test_an_original_that_is_imported_is_not_replaced_unless_told(original):
     code = """
 import sys

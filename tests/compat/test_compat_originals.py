@@ -85,6 +85,7 @@ manager.cleanup()
 """
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("name", "program"), [("torchhook", TORCHHOOK), ("tacklebox", TACKLEBOX)], ids=["torchhook", "tacklebox"]
 )

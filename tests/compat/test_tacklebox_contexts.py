@@ -273,6 +273,7 @@ def test_a_manager_that_is_dropped_after_its_work_is_not_told_of(net, x, capsys)
     assert ["will never be called" in str(one.message) for one in said] == [True]
 
 
+@pytest.mark.process
 def test_a_manager_that_lives_to_the_end_of_the_program_goes_quietly():
     code = """
 from torch import nn

@@ -379,6 +379,7 @@ def test_a_manager_that_is_dropped_after_its_work_is_not_told_of():
     assert ["it has no forward" in str(one.message) for one in said] == [True]
 
 
+@pytest.mark.process
 def test_a_manager_that_lives_to_the_end_of_the_program_goes_quietly():
     code = """
 from torch import nn

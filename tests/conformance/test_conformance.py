@@ -375,6 +375,7 @@ def test_a_picture_refuses_what_is_no_axes_and_no_title(subject, result, figures
         result.plot(title=3)
 
 
+@pytest.mark.process
 def test_a_picture_without_matplotlib_says_what_to_install():
     code = """
 import sys, tempfile

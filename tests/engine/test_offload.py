@@ -270,6 +270,7 @@ def test_a_copy_of_what_is_kept_has_the_value(memory: Memory, size: int, again: 
     assert kept.read(HERE).equal(torch.arange(float(size)))
 
 
+@pytest.mark.process
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_forked_process_reads_what_was_on_its_way(memory: Memory) -> None:
@@ -294,6 +295,7 @@ def test_a_value_that_is_on_the_host_already_is_kept_as_ever(device: Any) -> Non
     assert acts["0"].dtype is torch.float32
 
 
+@pytest.mark.process
 def test_no_cuda_is_touched_where_the_values_are_on_the_host() -> None:
     code = """
 import torch

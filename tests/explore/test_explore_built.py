@@ -69,6 +69,7 @@ def test_the_lock_file_names_no_address():
     assert '"resolved"' not in (SOURCES / "package-lock.json").read_text("utf-8")
 
 
+@pytest.mark.process
 @pytest.mark.skipif(
     not shutil.which("node") or not (SOURCES / "node_modules" / "esbuild").exists(),
     reason="needs Node and explorer/node_modules, which `make page` installs",

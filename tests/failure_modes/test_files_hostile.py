@@ -35,6 +35,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[tuple[s
     return found
 
 
+@pytest.mark.process
 @pytest.mark.slow
 @pytest.mark.parametrize("group", [group.__name__ for group in hostile.GROUPS])
 def test_a_hostile_file_is_refused_in_words_in_seconds_and_in_little_memory(outcomes, group):
@@ -48,6 +49,7 @@ def test_a_hostile_file_is_refused_in_words_in_seconds_and_in_little_memory(outc
     assert not lines
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("group", ["store", "cache", "spilled"])
 def test_a_file_that_was_replaced_is_named_and_one_that_is_back_is_read(outcomes, group):
     whole = [outcome for case, _, outcome in outcomes[group] if case == "as it was"]
@@ -59,6 +61,7 @@ def test_a_file_that_was_replaced_is_named_and_one_that_is_back_is_read(outcomes
             assert Path(file).name in outcome or (case in ABSENT and "units" in outcome), (case, file, outcome)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("group", "case"),
     [

@@ -213,6 +213,7 @@ def test_a_gradient_asked_for_between_forward_and_backward_is_said_to_be_missing
         acts["0:grad_output"]
 
 
+@pytest.mark.process
 def test_a_missing_gradient_is_reported_also_if_the_gradients_of_the_step_before_are_freed_first() -> None:
     """D09"""
     code = """

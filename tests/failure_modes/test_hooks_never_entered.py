@@ -111,30 +111,35 @@ def said_by(program: str, check: bool = True) -> str:
     return done.stderr
 
 
+@pytest.mark.process
 def test_a_plain_python_warns_at_its_end_too() -> None:
     command = [sys.executable, "-c", PROGRAM + "kept = hl.patch(model, {'0': 0.0})"]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=True, timeout=300)
     assert "hl.patch at '0', made in <string>:4, was never entered" in done.stderr
 
 
+@pytest.mark.process
 def test_a_short_form_that_a_variable_holds_until_the_end_of_python_is_told_of_there() -> None:
     told = said_by("kept = hl.patch(model, {'0': 0.0}); also = hl.capture(model, '0'); watch = hl.watch(model)")
     assert told.count("was never entered and did nothing") == 3
     assert "hl.patch at '0', made in <string>:4, was never entered" in told
 
 
+@pytest.mark.process
 def test_the_end_of_python_is_no_reason_to_warn_of_anything_else() -> None:
     used = "kept = hl.patch(model, {'0': 0.0})\nwith kept: model(torch.ones(1))\n"
     assert said_by(used + "seen = hl.capture(model, '0'); repr(seen)") == ""
     assert said_by("kept = hl.Hooks(model).patch({'0': 0.0})") == ""
 
 
+@pytest.mark.process
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_fork_that_ends_does_not_warn_of_short_forms_that_its_parent_will_enter() -> None:
     fork = "if os.fork() == 0: raise SystemExit\nos.wait()\n"
     assert said_by("import os; kept = hl.capture(model, '0')\n" + fork + "with kept: model(torch.ones(1))") == ""
 
 
+@pytest.mark.process
 def test_a_program_that_failed_says_nothing_of_short_forms_that_it_did_not_get_to() -> None:
     told = said_by("kept = hl.capture(model, '0'); int('x')", check=False)
     assert "invalid literal" in told

@@ -85,6 +85,7 @@ def test_what_a_model_holds_stays_where_it_is(kind: str, size: int, options: dic
         assert acts["0"][0] == acts["1:input"][0] == acts["1"][0] == acts[""][0] == 0
 
 
+@pytest.mark.process
 def test_an_array_of_a_captured_tensor_lives_on_after_the_cache() -> None:
     code = """
 import torch, hookline as hl

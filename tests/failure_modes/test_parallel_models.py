@@ -164,6 +164,7 @@ def test_a_tensor_parallel_value_is_whole_or_as_asked_the_dtensor_with_its_place
     assert acts["0"].placements == (Shard(1),)
 
 
+@pytest.mark.process
 @on_two_ranks
 def test_two_ranks_of_ddp_each_see_their_own_values_and_agree_on_gradients(rank: int) -> None:
     """E13"""

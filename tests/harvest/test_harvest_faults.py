@@ -94,6 +94,7 @@ def until(condition, seconds: float = 300) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.process
 @pytest.mark.slow
 def test_a_full_disk_is_an_error_at_once_and_leaves_whole_units_only(tmp_path, expected):
     told = python("-c", FULL, tmp_path, command=quick_python())
@@ -107,6 +108,7 @@ def test_a_full_disk_is_an_error_at_once_and_leaves_whole_units_only(tmp_path, e
     assert harvests.contents(tmp_path / "store") == expected
 
 
+@pytest.mark.process
 def test_ctrl_c_ends_it_at_once_and_the_same_call_goes_on(tmp_path, expected):
     allow(tmp_path, 64)
     process = start(SLOW, tmp_path)
@@ -123,6 +125,7 @@ def test_ctrl_c_ends_it_at_once_and_the_same_call_goes_on(tmp_path, expected):
     assert harvests.contents(tmp_path / "store") == expected
 
 
+@pytest.mark.process
 def test_where_ctrl_c_is_ignored_it_is_said_what_stops_it_and_the_same_call_goes_on(tmp_path, expected):
     allow(tmp_path, 32)
     with (tmp_path / "errors").open("w") as errors:
@@ -143,6 +146,7 @@ def test_where_ctrl_c_is_ignored_it_is_said_what_stops_it_and_the_same_call_goes
     assert harvests.contents(tmp_path / "store") == expected
 
 
+@pytest.mark.process
 def test_two_processes_at_the_same_store_make_each_unit_once(tmp_path, expected):
     processes = [start(SLOW, tmp_path) for _ in range(2)]
     for process in processes:
@@ -152,6 +156,7 @@ def test_two_processes_at_the_same_store_make_each_unit_once(tmp_path, expected)
     assert len(harvests.committed(tmp_path / "store")) == 24
 
 
+@pytest.mark.process
 def test_another_harvest_can_not_write_to_a_store_that_is_being_written(tmp_path, expected):
     allow(tmp_path, 48)
     process = start(SLOW, tmp_path)
@@ -164,6 +169,7 @@ def test_another_harvest_can_not_write_to_a_store_that_is_being_written(tmp_path
     assert harvests.contents(tmp_path / "store") == expected
 
 
+@pytest.mark.process
 def test_a_store_is_read_while_it_is_written(tmp_path, expected):
     whole = harvests.harvest(tmp_path / "whole", harvests.Sentences(96))
     allow(tmp_path, 24)
@@ -278,6 +284,7 @@ def test_a_file_where_the_store_should_be_is_refused(tmp_path):
     assert (tmp_path / "store").read_text() == "mine"
 
 
+@pytest.mark.process
 def test_ctrl_c_at_any_moment_does_not_leave_the_threads_that_write_waiting_for_each_other():
     step = 1 if IS_DEEP else 50
     told = python("-m", "tests.support.script_interrupt_writer_threads", step, command=quick_python())

@@ -17,6 +17,7 @@ MOST_LOST = 5  # Units: four are open at once, and one more was loaded, but not 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 
 
+@pytest.mark.process
 @pytest.mark.slow
 def test_a_harvest_killed_at_many_moments_is_the_undisturbed_one_byte_for_byte():
     done = python("-m", "tests.support.script_kill_harvest", KILLS, 6, command=quick_python())
@@ -30,6 +31,7 @@ def test_a_harvest_killed_at_many_moments_is_the_undisturbed_one_byte_for_byte()
     assert seen["lost"] <= MOST_LOST
 
 
+@pytest.mark.process
 def test_so_is_one_of_batches_that_nobody_counted():
     kills = KILLS // 5
     done = python("-m", "tests.support.script_kill_harvest", kills, 7, "--batches", command=quick_python())

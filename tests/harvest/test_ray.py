@@ -81,6 +81,7 @@ def test_two_actors_of_which_one_dies_write_what_one_process_does(tmp_path, expe
     assert not ray.is_initialized()  # The harvest started Ray, and shut it down.
 
 
+@pytest.mark.process
 @pytest.mark.deep
 def test_what_ray_was_interrupted_in_another_engine_goes_on_with(tmp_path, expected, cluster):
     def interrupt() -> None:
@@ -101,6 +102,7 @@ def test_what_ray_was_interrupted_in_another_engine_goes_on_with(tmp_path, expec
     assert harvests.contents(tmp_path / "store") == expected
 
 
+@pytest.mark.process
 @pytest.mark.deep
 def test_a_bad_sample_on_ray_is_raised_with_its_number(tmp_path, expected, cluster):
     with pytest.raises(hl.BadSample, match=says("no such sentence", 50)):
@@ -109,12 +111,14 @@ def test_a_bad_sample_on_ray_is_raised_with_its_number(tmp_path, expected, clust
     assert harvests.contents(tmp_path / "store") == expected
 
 
+@pytest.mark.process
 @pytest.mark.deep
 def test_a_unit_that_kills_every_worker_is_given_up_by_name(tmp_path, cluster):
     with pytest.raises(hl.HooklineError, match=says("has killed its worker", 12, 4)):
         harvests.harvest(tmp_path / "store", Broken(tmp_path, kills=True), engine="ray", workers=1)
 
 
+@pytest.mark.process
 @pytest.mark.deep
 def test_another_harvest_on_ray_is_refused_in_words(tmp_path, cluster):
     harvests.harvest(tmp_path / "store", harvests.Sentences(8))

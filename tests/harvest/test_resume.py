@@ -399,6 +399,7 @@ def begin_there(to: Path) -> int:
     return hash("text")
 
 
+@pytest.mark.process
 def test_a_model_and_a_function_are_known_again_in_another_process(to):
     with ProcessPoolExecutor(1, mp_context=prepared_processes()) as pool:
         assert pool.submit(begin_there, to).result() != hash("text")

@@ -48,6 +48,7 @@ def net() -> Net:
 SITES = ("h.0.mlp.up", "h.0.mlp.down", "h.1")
 
 
+@pytest.mark.process
 @on_two_ranks
 def test_what_tensor_parallelism_cuts_is_stored_whole_and_once(rank: int) -> None:
     bare, to, x = net(), folder() / "acts", samples()
@@ -58,6 +59,7 @@ def test_what_tensor_parallelism_cuts_is_stored_whole_and_once(rank: int) -> Non
     together()
 
 
+@pytest.mark.process
 @on_two_ranks
 def test_a_part_is_stored_as_one_when_asked_and_no_sum_that_is_yet_to_be_made(rank: int) -> None:
     bare, to, x = net(), folder(), samples()
@@ -71,6 +73,7 @@ def test_a_part_is_stored_as_one_when_asked_and_no_sum_that_is_yet_to_be_made(ra
     together()
 
 
+@pytest.mark.process
 @on_two_ranks
 def test_ranks_that_are_to_store_parts_in_one_place_are_refused(rank: int) -> None:
     to = folder() / "one"
@@ -84,6 +87,7 @@ def test_ranks_that_are_to_store_parts_in_one_place_are_refused(rank: int) -> No
     assert any("its part.rank is" in one for one in heard), heard
 
 
+@pytest.mark.process
 @on_two_ranks
 def test_sharded_ranks_share_the_units_and_run_as_often_as_each_other(rank: int) -> None:
     bare, to, x = net(), folder() / "acts", samples()
@@ -104,6 +108,7 @@ def test_sharded_ranks_share_the_units_and_run_as_often_as_each_other(rank: int)
     together()
 
 
+@pytest.mark.process
 @on_two_ranks
 def test_sharded_weights_are_known_again_as_whole_ones(rank: int) -> None:
     bare, to, x = net(), folder() / "acts", samples()
@@ -118,6 +123,7 @@ def test_sharded_weights_are_known_again_as_whole_ones(rank: int) -> None:
     together()
 
 
+@pytest.mark.process
 @on_two_ranks
 def test_bad_samples_can_not_be_skipped_by_ranks_in_step(rank: int) -> None:
     with pytest.raises(hl.HooklineError, match=says("on_error= skip is not for")):
@@ -125,6 +131,7 @@ def test_bad_samples_can_not_be_skipped_by_ranks_in_step(rank: int) -> None:
     together()
 
 
+@pytest.mark.process
 @on_two_ranks
 def test_ranks_of_ddp_share_the_units_and_wait_for_nobody(rank: int) -> None:
     bare, to, x = net(), folder() / "acts", samples()
@@ -134,6 +141,7 @@ def test_ranks_of_ddp_share_the_units_and_wait_for_nobody(rank: int) -> None:
     together()
 
 
+@pytest.mark.process
 @on_two_ranks
 def test_the_stages_of_a_pipeline_store_what_passes_in_each(rank: int) -> None:
     from torch.distributed.pipelining import PipelineStage, ScheduleGPipe  # Imported only in the ranks' processes.

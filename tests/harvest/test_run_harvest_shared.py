@@ -30,6 +30,7 @@ def torchrun(number: int, folder: Path, units: int, restarts: int = 0, fails: bo
     return python("-m", "torch.distributed.run", *settings, *script, fails=fails, command=quick_python())
 
 
+@pytest.mark.process
 @pytest.mark.slow
 def test_two_ranks_of_which_one_dies_write_what_one_process_does(tmp_path, expected):
     torchrun(2, tmp_path, 6, restarts=2)
@@ -43,6 +44,7 @@ def test_two_ranks_of_which_one_dies_write_what_one_process_does(tmp_path, expec
     assert len(first) + len(second) < 2 * UNITS
 
 
+@pytest.mark.process
 @pytest.mark.deep
 def test_what_two_ranks_began_three_go_on_with_and_one_process_ends(tmp_path, expected):
     failed = torchrun(2, tmp_path, 4, fails=True)

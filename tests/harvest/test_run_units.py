@@ -29,6 +29,7 @@ def run_unit(data: bytes, unit: int) -> bool:
 PLANS: dict[bytes, hl.Harvest] = {}
 
 
+@pytest.mark.process
 def test_units_run_in_a_pool_of_processes_and_the_status_follows(tmp_path):
     plan = hl.Harvest(harvests.model, Dying(tmp_path), *harvests.SITES, **harvests.options(tmp_path / "store"))
     assert str(plan.status()) == "0 of 24 units done, 0 rows"

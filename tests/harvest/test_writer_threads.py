@@ -42,12 +42,14 @@ print(most() - before)
 """
 
 
+@pytest.mark.process
 @pytest.mark.skipif(not hasattr(__import__("os"), "fork"), reason="needs fork, to limit what a process may open")
 def test_many_sites_do_not_use_up_the_files_of_a_process(tmp_path):
     done = run_forked(FEW_FILES, tmp_path)
     assert done.stdout == "20\n", done.stderr
 
 
+@pytest.mark.process
 @pytest.mark.deep
 def test_a_slow_disk_holds_the_model_back_so_that_memory_stays_bounded(tmp_path):
     done = run_forked(SLOW_DISK, tmp_path)

@@ -94,6 +94,7 @@ def test_what_was_cleared_can_be_captured_anew_and_does_not_come_back() -> None:
     hooks.remove()
 
 
+@pytest.mark.process
 def test_a_gradient_that_comes_several_times_in_the_first_backward_of_a_process_warns() -> None:
     code = """
 import torch, warnings

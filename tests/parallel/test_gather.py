@@ -34,6 +34,7 @@ from tests.support.ranks import on_two_ranks
 MARKED = ["h.*.mlp.up", "h.*.mlp.up:input", "h.*.mlp.down:input", "h.*.mlp.down", "h.*.mlp", "h.*", "head", "h.*.norm"]
 
 
+@pytest.mark.process
 @on_two_ranks
 def test_what_tensor_parallelism_cuts_is_gathered_on_every_rank(rank: int) -> None:
     for bias in (True, False):  # Without a bias, the output of `down` is a partial sum.
@@ -49,6 +50,7 @@ def test_what_tensor_parallelism_cuts_is_gathered_on_every_rank(rank: int) -> No
             torch.testing.assert_close(output, bare(x))
 
 
+@pytest.mark.process
 @on_two_ranks
 def test_a_part_can_be_kept_with_its_placement(rank: int) -> None:
     model, x = cut(Net(bias=False)), batch()
@@ -68,6 +70,7 @@ def test_a_part_can_be_kept_with_its_placement(rank: int) -> None:
     )
 
 
+@pytest.mark.process
 @on_two_ranks
 def test_a_part_that_nothing_marks_is_refused_in_words(rank: int) -> None:
     model, x = cut(Net()), batch()
@@ -88,6 +91,7 @@ def test_a_part_that_nothing_marks_is_refused_in_words(rank: int) -> None:
         hl.run(model, batch(), capture="h.0.norm")
 
 
+@pytest.mark.process
 @on_two_ranks
 def test_sequence_parallelism_is_seen_whole(rank: int) -> None:
     bare, x = Net(), batch()
@@ -115,6 +119,7 @@ def test_sequence_parallelism_is_seen_whole(rank: int) -> None:
         torch.testing.assert_close(acts[site], value, msg=site)
 
 
+@pytest.mark.process
 @on_two_ranks
 def test_patches_hit_the_units_that_were_named(rank: int) -> None:
     for bias in (True, False):
@@ -147,6 +152,7 @@ def test_patches_hit_the_units_that_were_named(rank: int) -> None:
             hl.run(model, x, patch={"h.0.mlp.up": torch.ones(2, 6, HIDDEN // 2)})
 
 
+@pytest.mark.process
 @on_two_ranks
 def test_functions_see_the_whole_value_and_gradients_flow_through_them(rank: int) -> None:
     def halved(value: Tensor) -> Tensor:
@@ -177,6 +183,7 @@ def test_functions_see_the_whole_value_and_gradients_flow_through_them(rank: int
                 torch.testing.assert_close(gradient, parameter.grad, msg=f"{edit} {name}")
 
 
+@pytest.mark.process
 @on_two_ranks
 def test_a_function_gets_this_ranks_part_if_it_asks(rank: int) -> None:
     bare, x = Net(), batch()
@@ -195,6 +202,7 @@ def test_a_function_gets_this_ranks_part_if_it_asks(rank: int) -> None:
     torch.testing.assert_close(output, hl.run(bare, x, edit=doubled))
 
 
+@pytest.mark.process
 @on_two_ranks
 def test_what_differs_between_ranks_can_not_be_put_in(rank: int) -> None:
     model, x = cut(Net()), batch()
@@ -206,6 +214,7 @@ def test_what_differs_between_ranks_can_not_be_put_in(rank: int) -> None:
             hl.run(model, x, patch={f"{site}[0]": torch.randn(6, HIDDEN if "up" in site else WIDTH)})
 
 
+@pytest.mark.process
 @on_two_ranks
 def test_gradients_of_what_is_cut_are_whole(rank: int) -> None:
     where = ["h.*.mlp.up:grad_output", "h.*.mlp.down:grad_input", "h.*:grad_output", "h.*.norm:grad_output"]
@@ -221,6 +230,7 @@ def test_gradients_of_what_is_cut_are_whole(rank: int) -> None:
             torch.testing.assert_close(acts[site], value, msg=site)
 
 
+@pytest.mark.process
 @on_two_ranks
 def test_parts_subscripts_transforms_and_parameters_are_of_the_whole(rank: int) -> None:
     bare, x = Net(), batch()
@@ -257,6 +267,7 @@ def test_parts_subscripts_transforms_and_parameters_are_of_the_whole(rank: int) 
     assert gradient.placements == (Shard(2),)
 
 
+@pytest.mark.process
 @on_two_ranks
 def test_a_value_on_its_way_is_waited_for(rank: int) -> None:
     class Reduces(nn.Module):
@@ -275,6 +286,7 @@ def test_a_value_on_its_way_is_waited_for(rank: int) -> None:
         assert acts["1:input[:2]"].tolist() == [2.0, 2.0]
 
 
+@pytest.mark.process
 @on_two_ranks
 def test_modules_that_are_cut_can_be_skipped(rank: int) -> None:
     bare, x = Net(), batch()
@@ -283,6 +295,7 @@ def test_modules_that_are_cut_can_be_skipped(rank: int) -> None:
         torch.testing.assert_close(hl.run(model, x, skip=skip), hl.run(bare, x, skip=skip), msg=str(skip))
 
 
+@pytest.mark.process
 @on_two_ranks
 def test_a_rank_that_does_not_come_is_missed_in_words(rank: int) -> None:
     model, x = cut(Net()), batch()
@@ -307,6 +320,7 @@ def test_a_rank_that_does_not_come_is_missed_in_words(rank: int) -> None:
     torch.testing.assert_close(hl.run(model, x, capture="h.0")[1]["h.0"], hl.run(model, x, capture="h.0")[1]["h.0"])
 
 
+@pytest.mark.process
 @on_two_ranks
 def test_models_made_parallel_or_compiled_after_their_hooks_are_seen_whole(rank: int) -> None:
     bare, x = Net(), batch()
@@ -338,6 +352,7 @@ def test_models_made_parallel_or_compiled_after_their_hooks_are_seen_whole(rank:
     torch._dynamo.reset()
 
 
+@pytest.mark.process
 @on_two_ranks
 def test_sharded_data_parallelism_passes_whole_values_of_this_ranks_batch(rank: int) -> None:
     bare = Net()
@@ -365,6 +380,7 @@ def test_sharded_data_parallelism_passes_whole_values_of_this_ranks_batch(rank: 
         torch.testing.assert_close(hl.run(model, x, patch=patch), hl.run(bare, x, patch=patch))
 
 
+@pytest.mark.process
 @on_two_ranks
 def test_values_under_mixed_precision_have_the_dtype_they_pass_with(rank: int) -> None:
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, output_dtype=torch.float32)
@@ -379,6 +395,7 @@ def test_values_under_mixed_precision_have_the_dtype_they_pass_with(rank: int) -
     }
 
 
+@pytest.mark.process
 @on_two_ranks
 def test_a_forward_that_ends_early_leaves_the_parameters_sharded(rank: int) -> None:
     bare, x = Net(depth=3), batch()
@@ -401,6 +418,7 @@ def test_a_forward_that_ends_early_leaves_the_parameters_sharded(rank: int) -> N
         hl.capture(model, "h.1", stop=True, detach=False)
 
 
+@pytest.mark.process
 @on_two_ranks
 def test_ddp_is_whole_on_each_rank_and_asks_nobody(rank: int) -> None:
     bare = Net()

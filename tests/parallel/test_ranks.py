@@ -66,6 +66,7 @@ def test_torch_distributed_goes_before_the_launcher(monkeypatch, tmp_path):
         dist.destroy_process_group()
 
 
+@pytest.mark.process
 @on_two_ranks
 def test_the_ranks_of_a_replica_are_found(rank: int) -> None:
     for shape, alike in (((1, 2), (0, 1)), ((2, 1), ())):
@@ -88,6 +89,7 @@ def test_the_ranks_of_a_replica_are_found(rank: int) -> None:
     assert ranks.replica(cut(Net())) == ranks.Replica((0, 1), (0, 1))
 
 
+@pytest.mark.process
 @on_two_ranks
 def test_ranks_can_meet_and_agree(rank: int) -> None:
     for turn in range(3):
@@ -135,6 +137,7 @@ def steps(stage: Any, rank: int, x: Tensor) -> Callable[[], Any]:
     return lambda: schedule.step(x) if rank == 0 else schedule.step()
 
 
+@pytest.mark.process
 @on_two_ranks
 def test_a_stage_of_a_pipeline_passes_microbatches_and_its_rehearsal_is_not_seen(rank: int) -> None:
     from torch.distributed.pipelining import PipelineStage  # Imported only in the ranks' processes.
@@ -174,6 +177,7 @@ def test_a_stage_of_a_pipeline_passes_microbatches_and_its_rehearsal_is_not_seen
                 hl.capture(module, "head")
 
 
+@pytest.mark.process
 @on_two_ranks
 def test_a_patch_in_one_stage_reaches_the_next(rank: int) -> None:
     from torch.distributed.pipelining import PipelineStage
@@ -189,6 +193,7 @@ def test_a_patch_in_one_stage_reaches_the_next(rank: int) -> None:
         torch.testing.assert_close(output, expected)
 
 
+@pytest.mark.process
 @on_two_ranks
 def test_a_stage_that_was_traced_is_hooked_by_the_names_of_the_model(rank: int) -> None:
     from torch.distributed.pipelining import SplitPoint, pipeline

@@ -310,6 +310,7 @@ def test_tokens_of_one_sample_of_a_store_are_drawn_as_such(tmp_path):
     assert drawn(store.plot(sample=3)).axes[0].get_ylabel() == "layer *"
 
 
+@pytest.mark.process
 def test_nothing_global_is_touched():
     code = """
 import sys, warnings

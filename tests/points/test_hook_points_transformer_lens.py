@@ -275,6 +275,7 @@ def test_copies_are_of_its_classes(x):
         assert copied(x).equal(model(x))
 
 
+@pytest.mark.process
 def test_a_package_that_can_not_be_imported_is_said_to_be(tmp_path):
     folder = tmp_path / "transformer_lens"
     folder.mkdir()

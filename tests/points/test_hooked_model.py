@@ -311,6 +311,7 @@ def test_compiled_models_are_hooked(x):
     assert hooked.unwrap() is compiled
 
 
+@pytest.mark.process
 def test_importing_hookline_imports_no_transformer_lens():
     code = "import sys, hookline; hookline.HookPoint(); print('transformer_lens' in sys.modules)"
     assert run_forked(code).stdout == "False\n"

@@ -150,6 +150,7 @@ print(json.dumps({
 """
 
 
+@pytest.mark.process
 def test_an_8b_model_is_scanned_in_seconds_without_memory_for_its_weights() -> None:
     pytest.importorskip("transformers")
     pytest.importorskip("resource")

@@ -177,6 +177,7 @@ class Environment:
         os.environ.update(self.found)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("context", ["fork", pytest.param("forkserver", marks=pytest.mark.deep)])
 def test_workers_read_from_elsewhere(bucket, context):
     rows = list(torch.arange(600).view(-1, 1).split(10))
@@ -268,6 +269,7 @@ def records(url):
     return [name for name in names(url) if name.startswith("units/")]
 
 
+@pytest.mark.process
 @pytest.mark.deep
 def test_a_killed_writer_leaves_only_objects_that_no_record_names(bucket):
     url = f"{bucket}/acts"

@@ -229,6 +229,7 @@ def sums(rows, queue):
     queue.put((rows[:].sum().item(), rows[[0, 5999]].sum().item()))
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_another_process_reads_the_same(read_only, method):
     rows = Store(read_only[0])["h.0"]

@@ -121,6 +121,7 @@ WRITER = """
 """
 
 
+@pytest.mark.process
 def test_a_sweep_takes_the_files_of_the_killed_and_leaves_those_of_the_living(tmp_path):
     writing = Writing(tmp_path, [ARRAY], 3)
     assert finished(filled(writing))
@@ -183,6 +184,7 @@ WITHOUT_LOCKS = """
 """
 
 
+@pytest.mark.process
 @pytest.mark.deep
 def test_where_files_have_no_locks_units_are_written_and_read_too(tmp_path):
     assert python("-c", textwrap.dedent(WITHOUT_LOCKS), tmp_path / "acts") == "8\n"
@@ -221,6 +223,7 @@ FULL = """
 """
 
 
+@pytest.mark.process
 def test_a_file_that_may_not_grow_is_said_and_nothing_is_left(tmp_path):
     done = run(FULL, tmp_path / "acts")
     assert done.returncode == 0, done.stderr
@@ -264,6 +267,7 @@ def attempt_all(path, name, barrier, queue):
     queue.put(won)
 
 
+@pytest.mark.process
 def test_two_processes_at_the_same_units_write_each_once(tmp_path):
     context = multiprocessing.get_context("fork")
     barrier, queue = context.Barrier(2), context.SimpleQueue()
@@ -288,6 +292,7 @@ def begin_one(path, name, barrier, queue):
     queue.put((name, os.path.relpath(part.path, path)))
 
 
+@pytest.mark.process
 def test_processes_that_append_the_same_share_a_part_and_others_have_their_own(tmp_path):
     Writing(tmp_path, [ARRAY], 0, data="first")
     context = multiprocessing.get_context("fork")

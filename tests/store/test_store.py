@@ -202,6 +202,7 @@ def test_a_folder_or_file_that_is_no_store_is_refused(tmp_path):
             Store(tmp_path / name)
 
 
+@pytest.mark.process
 def test_a_reader_during_writing_sees_whole_units_only(tmp_path):
     writing = Writing(tmp_path / "acts", [Array("h", torch.int64, (64,))], 8)
     command = [*quick_python(), "-c", READER, writing.path]

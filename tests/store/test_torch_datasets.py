@@ -147,6 +147,7 @@ def test_an_epoch_has_every_row_once_whoever_reads_it(counted, workers):
     assert first != sorted(first)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("context", ["fork", "forkserver"])
 def test_workers_that_persist_have_a_new_order_each_epoch_too(counted, context):
     dataset = counted.dataset("n", shuffle=True, window=4096)
@@ -262,6 +263,7 @@ def _iterate(dataset, queue):
     queue.put(numbers_in(dataset))
 
 
+@pytest.mark.process
 def test_epochs_are_counted_over_processes(counted):
     dataset, here = counted.dataset("n", shuffle=True), counted.dataset("n", shuffle=True)
     context = multiprocessing.get_context("fork")

@@ -155,6 +155,7 @@ def _sweep_until_it_dies(folder: str, units: int) -> None:
     swept(Dying(Path(folder), units), to=Path(folder) / "to", batch=1)
 
 
+@pytest.mark.process
 def test_what_a_killed_process_has_measured_is_not_measured_again(tmp_path):
     assert _in_a_process(_sweep_until_it_dies, str(tmp_path), 2) == -signal.SIGKILL
     assert len(done(tmp_path / "to")) == 2
@@ -283,6 +284,7 @@ def test_ranks_that_are_not_connected_are_told_of_it(monkeypatch):
         swept(share=True)
 
 
+@pytest.mark.process
 @on_two_ranks
 def test_ranks_measure_their_share_and_return_the_whole(rank: int) -> None:
     for options in ({}, {"batch": 1}, {"metric": each, "run": [(X,), (X + 1,)]}):
@@ -293,6 +295,7 @@ def test_ranks_measure_their_share_and_return_the_whole(rank: int) -> None:
         assert metric.calls < 0.8 * whole
 
 
+@pytest.mark.process
 @on_two_ranks
 def test_ranks_share_a_folder(rank: int) -> None:
     folder = [tempfile.mkdtemp()]
@@ -303,6 +306,7 @@ def test_ranks_share_a_folder(rank: int) -> None:
     check_same(found, swept(share=False, batch=1))
 
 
+@pytest.mark.process
 @on_two_ranks
 def test_ranks_share_a_metric_that_runs_the_model(rank: int) -> None:
     model = gpt()
@@ -310,6 +314,7 @@ def test_ranks_share_a_metric_that_runs_the_model(rank: int) -> None:
     check_same(found, hl.sweep(model, WHERE[:2], model_norm(model), share=False))
 
 
+@pytest.mark.process
 @on_two_ranks
 def test_ranks_with_different_sweeps_are_told_what_differs(rank: int) -> None:
     with pytest.raises(hl.HooklineError, match=says("has another sweep than rank", 1, 0)):
@@ -317,6 +322,7 @@ def test_ranks_with_different_sweeps_are_told_what_differs(rank: int) -> None:
     assert swept(run=(X + rank,), share=False).base == norm(gpt()(X + rank)).item()
 
 
+@pytest.mark.process
 @on_two_ranks
 def test_an_error_on_one_rank_is_raised_on_all(rank: int) -> None:
     def failing(output: Tensor) -> Tensor:
@@ -329,6 +335,7 @@ def test_an_error_on_one_rank_is_raised_on_all(rank: int) -> None:
         swept(failing)
 
 
+@pytest.mark.process
 @on_two_ranks
 def test_a_model_that_ranks_run_together_is_not_shared(rank: int) -> None:
     ddp = nn.parallel.DistributedDataParallel(gpt())
@@ -383,6 +390,7 @@ def _cluster():
     builtins.print = own
 
 
+@pytest.mark.process
 @pytest.mark.slow
 @pytest.mark.usefixtures("_cluster")
 def test_ray_measures_what_one_process_does_though_a_worker_dies(tmp_path):
@@ -395,6 +403,7 @@ def test_ray_measures_what_one_process_does_though_a_worker_dies(tmp_path):
     assert metric.calls == 1  # The first run, for the base value.
 
 
+@pytest.mark.process
 @pytest.mark.deep
 @pytest.mark.slow
 @pytest.mark.usefixtures("_cluster")

@@ -27,6 +27,7 @@ def train(model: nn.Module, rank: int):
     return watch
 
 
+@pytest.mark.process
 @on_two_ranks
 def test_ddp_is_watched_on_each_rank_and_the_one_with_the_bad_value_raises(rank):
     model = DistributedDataParallel(mlp())
@@ -43,6 +44,7 @@ def test_ddp_is_watched_on_each_rank_and_the_one_with_the_bad_value_raises(rank)
                     model(torch.ones(3, 4) * NAN)
 
 
+@pytest.mark.process
 @on_two_ranks
 def test_fsdp_is_watched_in_its_parts(rank):
     model = mlp()
