@@ -205,13 +205,6 @@ class Budget:
         self._dropped: deque[int] = deque()
         self._lock = threading.RLock()
 
-    @property
-    def held(self) -> int:
-        """Bytes in memory."""
-        with self._lock:
-            self._forget_dropped()
-            return self._held
-
     def hold(self, value: Any, record: Record, stamp: Any) -> Any:
         """Make room for a value, and return what to put in its record. Raise CacheFull if there is no room."""
         leaving = record.leaving(value, stamp)

@@ -358,14 +358,6 @@ def levels_of(finite: Tensor, most: int = MOST_LEVELS) -> Tensor:
     return levels
 
 
-def read(quantised: Quantised) -> Tensor:
-    """Return the numbers that a page shows for quantised values."""
-    others = torch.tensor([float("-inf"), float("inf"), float("nan")], dtype=torch.float64)
-    table = torch.cat((torch.zeros(MINUS_INF, dtype=torch.float64), others))
-    table[: len(quantised.levels)] = quantised.levels.double()
-    return table[quantised.codes.long()]
-
-
 def _bytes(codes: Tensor) -> bytearray:
     data = bytearray(codes.numel())
     if data:
