@@ -63,9 +63,10 @@ $(INSTALLED): $(DEMO_INSTALLED)
 demo: $(DEMO_INSTALLED)  ## Train a small net, look inside it, and write a page to browse (offline, under a minute)
 	@$(BIN)/hookline demo
 
-# The kernel and the README, without browsers, Ray, kills and other processes. CLIENT=sweep adds tests/sweep.
+# The kernel, what all results share, odd arguments, and the README; no browser, Ray, kill or other process.
+# CLIENT=sweep adds tests/sweep.
 README = tests/test_documentation.py::test_every_example_of_the_readme_gives_what_it_shows
-QUICK = $(addprefix tests/,values sites engine hooks cache) $(README)
+QUICK = $(addprefix tests/,values sites engine hooks cache conformance odd_arguments test_option_checks.py) $(README)
 CLIENT ?=
 
 quick: $(INSTALLED)  ## Run the tests of the kernel and the README's examples: a minute. CLIENT=sweep adds one client's
