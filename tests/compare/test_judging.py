@@ -148,11 +148,21 @@ def test_a_place_that_could_not_be_compared_does_not_make_good():
         def forward(self, x: Tensor) -> Tensor:
             return x[: 1 + bool(x.sum() > 0)] * self.factor
 
-    a, b = (nn.Sequential(nn.Threshold(9, number), Picks(factor)) for number, factor in ((1, 1), (-1, 2)))
-    report = hl.compare(a, b, run=(torch.ones(2, 4),))
-    assert report["1"].seen is None
-    assert report["1"].is_off
-    assert not report["1"].is_made_good
+    class Unused(nn.Module):
+        """A model whose output does not depend on what it picks, so nothing but `picks` itself is wrong."""
+
+        def __init__(self, number: float, factor: float) -> None:
+            super().__init__()
+            self.number, self.picks = nn.Threshold(9, number), Picks(factor)
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.picks(self.number(x))
+            return x * 2
+
+    report = hl.compare(Unused(1, 1), Unused(-1, 2), run=(torch.ones(2, 4),))
+    assert report["picks"].seen is None
+    assert report["picks"].is_off
+    assert not report["picks"].is_made_good
 
 
 def test_what_is_made_good_is_so_with_a_tolerance_and_a_fault_is_not():
