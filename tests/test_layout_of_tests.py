@@ -26,6 +26,7 @@ CONTRACTS = {
     "_progress": "the bar that long work shows",
     "_cli.main": "the entry of the command line",
     "_store.disk_format": "the files of a store",
+    "_jobs.turns": "which units each process does, for every client that divides its work",
 }
 # These look inside on purpose, and say why at their top.
 INSIDE = {
