@@ -256,9 +256,9 @@ def test_a_model_with_a_model_of_its_own_is_told_apart(x):
 
 def test_names_that_mean_nothing_are_errors(x):
     model = auto_hook(Mixed())
-    with pytest.raises(hl.SiteError, match=says("is not a hook point of", "fc", "fc.hook_point")):
+    with pytest.raises(hl.SiteError, match=says("is not a hook point", "Mixed", "fc", "fc.hook_point")):
         model.add_hook("fc", add_one)
-    with pytest.raises(hl.SiteError, match=says("is not a hook point of", "W.hook_pint")):
+    with pytest.raises(hl.SiteError, match=says("is not a hook point", "Mixed", "W.hook_pint")):
         model.run_with_hooks(x, fwd_hooks=[("W.hook_pint", add_one)])
     assert not hl.attached(model)
 

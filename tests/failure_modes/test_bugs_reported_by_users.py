@@ -195,7 +195,7 @@ def test_the_reason_why_a_gradient_is_lost_can_be_read() -> None:
 
 
 def test_an_edit_takes_no_other_clone() -> None:
-    with pytest.raises(hl.HooklineError, match=says("is not None", "no")):
+    with pytest.raises(hl.HooklineError, match=says("is not None, True or False", "clone=", "no")):
         hl.edit(mlp(), "0", torch.relu, clone="no")  # type: ignore[arg-type]
 
 

@@ -58,7 +58,7 @@ def test_a_module_outside_the_tree_is_hooked_by_the_object_itself() -> None:
 
 def test_a_module_outside_the_tree_has_no_name() -> None:
     """B15"""
-    with pytest.raises(hl.SiteError, match=says("matches nothing in Unnamed", "layers.0")):
+    with pytest.raises(hl.SiteError, match=says("matches nothing", "Unnamed", "layers.0")):
         hl.capture(Unnamed(), "layers.0")
 
 

@@ -37,7 +37,7 @@ def test_a_gradient_that_need_not_come_is_no_reason_to_complain() -> None:
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("error")
         layer(torch.ones(1, 2))
-    with pytest.raises(hl.NotCaptured, match=says("can get no gradient torch no_grad")):
+    with pytest.raises(hl.NotCaptured, match=says("can get no gradient torch", "torch.no_grad")):
         acts[":grad_output"]
     hooks.remove()
 

@@ -160,9 +160,9 @@ def test_modules_that_come_later_have_points_and_those_that_go_lose_theirs(x):
 
 def test_a_name_that_is_not_there_says_what_is_near():
     model = hl.auto_hook(GPT())
-    with pytest.raises(hl.SiteError, match=says("is not a hook point", "head", "head.hook_point")):
+    with pytest.raises(hl.SiteError, match=says("is not a hook point", "GPT", "head", "head.hook_point")):
         model.add_hook("head", add_one)
-    with pytest.raises(LookupError, match=says("is not a hook point", "hed.hook_point")):
+    with pytest.raises(LookupError, match=says("is not a hook point", "GPT", "hed.hook_point")):
         model.run_with_hooks(tokens(), fwd_hooks=[("hed.hook_point", add_one)])
     with pytest.raises(hl.SiteError, match=says("the filter selects none of")):
         model.add_hook(lambda name: "conv" in name, add_one)

@@ -104,13 +104,13 @@ NOT_PLACES: dict[str, tuple[Any, str]] = {
     "nothing": (None, says("NoneType names no place")),
     "a tensor": (torch.ones(1), says("Tensor names no place")),
     "an empty list": ([], "nothing"),
-    "a type that no module has": (nn.Conv2d, says("Conv2d matches nothing in GPT")),
-    "a predicate that nothing satisfies": (lambda name, module: False, says("matches nothing in GPT")),
+    "a type that no module has": (nn.Conv2d, says("matches nothing and has", "Conv2d", "GPT", "Block, GPT, LayerNorm")),
+    "a predicate that nothing satisfies": (lambda name, module: False, says("matches nothing", "GPT")),
     "an unknown port": (hl.Site("h.0", "outptu"), says("did you mean", "outptu", "output")),
     "an unknown member": (hl.Site("h.0", member="relu"), says("has no member", "relu")),
     "an unknown method": (hl.Site("h.0", member="relu()"), says("Block has no such method", "h.0.relu()")),
     "a bad index": (hl.Site("h.0", index="[os]"), "not a subscript"),
-    "an unknown path": (hl.Site("h.9"), says("matches nothing in GPT did", "h.9")),
+    "an unknown path": (hl.Site("h.9"), says("matches nothing did you mean", "GPT", "h.9")),
 }
 
 

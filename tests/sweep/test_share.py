@@ -349,7 +349,7 @@ def test_options_that_can_not_be_are_refused(tmp_path):
         swept(workers=2)
     with pytest.raises(hl.HooklineError, match=says("engine= is one of None", "ray", "spark")):
         swept(engine="spark")
-    with pytest.raises(hl.HooklineError, match=says("is not None True", "yes")):
+    with pytest.raises(hl.HooklineError, match=says("is not None, True or False", "share=", "yes")):
         swept(share="yes")
     with pytest.raises(hl.HooklineError, match=says("metric runs the model")):
         hl.sweep(gpt, "h.*", lambda: 1.0, engine="ray")
