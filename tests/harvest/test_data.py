@@ -44,6 +44,7 @@ def test_any_iterable_of_batches_will_do(data, to):
     assert store.samples == 50
 
 
+@pytest.mark.process
 def test_a_loader_is_passed_over_as_its_dataset_and_its_workers_load(to):
     model = net()
     data = TensorDataset(X)
@@ -311,6 +312,7 @@ class Failing(Broken):
         return torch.ones(4)
 
 
+@pytest.mark.process
 def test_an_error_that_can_not_be_pickled_comes_from_a_loading_process(to):
     loader = DataLoader(Failing(), batch_size=4, num_workers=1)
     with pytest.raises(hl.BadSample, match=says("sample failed Unpicklable no such picture", 7)):

@@ -223,6 +223,7 @@ class Killed(harvests.Sentences):
         return super().__getitem__(index)
 
 
+@pytest.mark.process
 # Torch opens temporary files once its pipe breaks, and may raise in the middle, from its signal handler.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_loader_s_process_that_dies_is_an_error_and_the_same_call_goes_on(tmp_path):
@@ -237,6 +238,7 @@ def test_a_loader_s_process_that_dies_is_an_error_and_the_same_call_goes_on(tmp_
     assert harvests.contents(tmp_path / "store") == harvests.contents(tmp_path / "undisturbed")
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("error", [ConnectionResetError(104, "Connection reset by peer"), EOFError()])
 def test_a_loader_s_process_that_dies_while_it_is_read_from_is_named(tmp_path, monkeypatch, error):
     def dying(batches):
@@ -252,6 +254,7 @@ def unreachable(_):
     raise ConnectionRefusedError("no data base here")
 
 
+@pytest.mark.process
 def test_a_loader_s_process_that_fails_at_its_start_is_not_said_to_have_died(tmp_path):
     loader = DataLoader(
         harvests.Sentences(),

@@ -237,6 +237,7 @@ def test_of_images_with_captions_each_side_has_its_own_rows(tmp_path):
     assert [len(store.rows(vision, sample=sample)) for sample in range(2)] == [17, 17]
 
 
+@pytest.mark.process
 def test_a_loader_with_workers_gives_the_same_rows(tmp_path):
     model, data = of(gpt2), hl.Texts(SENTENCES, tokenizer("left"))
     loader = DataLoader(data, batch_size=2, num_workers=1, collate_fn=data.collate)

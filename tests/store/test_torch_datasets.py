@@ -101,6 +101,7 @@ def test_a_batch_is_a_sequence_of_rows_for_everybody(store):
     assert out.equal(expected)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "dtype", [torch.float8_e4m3fn, torch.bool, torch.complex64, torch.int8, torch.float16], ids=lambda dtype: str(dtype)
 )
@@ -177,6 +178,7 @@ def test_the_order_follows_from_the_seed_and_the_epoch(counted):
     assert numbers_in(dataset) not in alone  # The epoch after it.
 
 
+@pytest.mark.process
 def test_two_loaders_of_one_dataset_at_once_lose_nothing(counted):
     dataset = counted.dataset("n", shuffle=True, window=4096)
     loaders = [DataLoader(dataset, batch_size=64, num_workers=2) for _ in range(2)]
@@ -228,6 +230,7 @@ def test_rank_and_world_come_from_srun(counted, monkeypatch):
         counted.dataset("n", shuffle=True)
 
 
+@pytest.mark.process
 def test_a_loader_knows_how_many_batches_its_workers_make(tmp_path):
     store = made(tmp_path, {"n": list(torch.arange(70_000).view(-1, 1).split(100))}, unit=100)
     with warnings.catch_warnings():
