@@ -57,7 +57,7 @@ def test_run_skips_several_each_with_its_value() -> None:
         ({"capture": "9"}, "'9' matches nothing"),
         ({"capture": []}, "nothing"),
         ({"capture": "0", "patch": 0.0}, says("patch takes a mapping as", "h.0", "0.0")),
-        ({"edit": [("0", F.relu)]}, "edit=? takes a mapping of site to function, not list"),
+        ({"edit": [("0", F.relu)]}, says("edit= takes a mapping", "list")),
         ({"edit": {"0": 1.0}}, says("edit takes a function of")),
         ({"stop": True}, says("stop=True capture=")),
     ],
