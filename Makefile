@@ -116,8 +116,8 @@ fuzz: $(INSTALLED)  ## Check N random models against an oracle, every architectu
 	HOOKLINE_DEEP=1 $(BIN)/$(PYTEST) -q $(TESTS)
 
 diff: N = 2000
-diff: $(INSTALLED)  ## Run N random cases here and with the source of BASE, and show what a user would see differ
-	$(BIN)/python -m tests.properties.differ $(BASE) $(N)
+diff: $(INSTALLED)  ## Run N random cases (or that of SEED) here and with the source of BASE; show what users would see differ
+	$(BIN)/python -m tests.properties.differ $(BASE) $(if $(SEED),--seed $(SEED),$(N))
 
 clean:  ## Remove .venv and everything the tools left
 	rm -rf $(VENV) $(OLDEST_VENV) benchmarks/peers/.venvs explorer/node_modules build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

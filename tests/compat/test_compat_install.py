@@ -254,6 +254,6 @@ def test_an_unknown_name_says_which_is_meant(name, hint):
 
 def test_no_name_at_all_is_refused():
     with pytest.raises(
-        hl.HooklineError, match=says("needs the names of", "torch_hook_utils, tacklebox, nice_hooks, torchhook")
+        hl.HooklineError, match=says("needs the names of", "torch_hook_utils", "tacklebox", "nice_hooks", "torchhook")
     ):
         install()

@@ -85,9 +85,9 @@ def test_a_number_must_fit_the_dtype() -> None:
     assert hl.run(model, whole, patch={"0": 2.0}).dtype == torch.long
     with pytest.raises(hl.EditError, match=says("given where int64 passes", "(3,)", "0", "0.5")):
         hl.run(model, whole, patch={"0": 0.5})
-    with pytest.raises(hl.EditError, match=says("given where passes", "0[0]", "nan given where int64")):
+    with pytest.raises(hl.EditError, match=says("given where passes", "0[0]", "nan", "int64")):
         hl.run(model, whole, patch={"0[0]": float("nan")})
-    with pytest.raises(hl.EditError, match=says("given where passes", "0", 300, "given where uint8")):
+    with pytest.raises(hl.EditError, match=says("given where passes", "0", 300, "uint8")):
         hl.run(model, whole.to(torch.uint8), patch={"0": 300})
 
 

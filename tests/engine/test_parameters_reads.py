@@ -210,7 +210,7 @@ REFUSED: dict[str, tuple[Callable[[nn.Module], Any], str]] = {
     "a module": (lambda model: hl.capture(model, "0:param"), r"'0.*(parameter|0\.weight)"),
     "a typing error": (
         lambda model: hl.capture(model, "0.wieght:param"),
-        says("matches nothing did you mean", "did you mean '0.weight"),
+        says("matches nothing did you mean", "0.weight"),
     ),
     "no module": (lambda model: hl.capture(model, "7.weight:param"), r"'7\.weight"),
     "no port": (lambda model: hl.capture(model, "0.weight"), r"0\.weight:param.*|0\.weight/"),

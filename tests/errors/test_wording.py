@@ -25,18 +25,15 @@ def calls(tree: ast.Module, name: str) -> Iterator[ast.Call]:
 
 
 def worded_elsewhere(tree: ast.Module) -> Iterator[str]:
-    """Return the sentences that `match=` compares with errors and warnings of hookline."""
+    """Return the sentences that `match=` compares with errors of hookline, or that `says` is told to find."""
+    named = [call.args[0] for call in calls(tree, "says")]
+    told = [argument for call in calls(tree, "says") for argument in call.args[1:]]
     for node in [*calls(tree, "raises"), *calls(tree, "warns")]:
-        expected = ast.unparse(node.args[0]) if node.args else ""
-        for keyword in node.keywords:
-            if keyword.arg == "match" and OF_HOOKLINE.match(expected):
-                texts = [one for one in ast.walk(keyword.value) if isinstance(one, ast.Constant)]
-                named = {
-                    id(one)
-                    for call in calls(ast.Module([ast.Expr(keyword.value)], []), "says")
-                    for one in ast.walk(call)
-                }
-                yield from (str(one.value) for one in texts if id(one) not in named and PROSE.search(str(one.value)))
+        if node.args and OF_HOOKLINE.match(ast.unparse(node.args[0])):
+            told += [keyword.value for keyword in node.keywords if keyword.arg == "match"]
+    names = {id(one) for argument in named for one in ast.walk(argument)}
+    texts = {id(one): one for argument in told for one in ast.walk(argument) if isinstance(one, ast.Constant)}
+    yield from (str(one.value) for key, one in texts.items() if key not in names and PROSE.search(str(one.value)))
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(TESTS)))
@@ -51,6 +48,7 @@ def test_a_message_that_a_test_words_itself_is_found():
         worded_elsewhere(ast.parse(code.replace("'no such thing here'", "says('no such thing here', 'h.0')")))
     )
     assert not list(worded_elsewhere(ast.parse(code.replace("hl.SiteError", "ValueError"))))
+    assert list(worded_elsewhere(ast.parse("says('a name', 'but more is told')"))) == ["but more is told"]
 
 
 def test_every_message_is_expected_by_a_test_and_worded_once():

@@ -141,7 +141,7 @@ def test_a_point_where_no_tensor_passes_says_so():
         (lambda tensor, hook: tensor[:, :1], says("a shape given where another passes", "(3, 1)", "(3, 8)", "0")),
         (lambda tensor, hook: tensor.double(), says("torch float64 torch float32 passes")),
         (lambda tensor, hook: [tensor], says("given where float32", 1)),
-        (lambda tensor, hook: 0.0, says("given where passes", "0.0", "given where float32")),
+        (lambda tensor, hook: 0.0, says("given where passes", "0.0", "float32")),
     ],
     ids=["shape", "dtype", "structure", "number"],
 )

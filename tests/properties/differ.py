@@ -2,7 +2,7 @@
 
 The other is a commit, or a folder with its source. Random cases run on both, each in a process of its own. Every
 difference that a user could see is printed, apart from the wording of messages. To repeat one case and reduce it:
-`... differ HEAD~1 --seed 123`.
+`... differ HEAD~1 --seed 123`. `make diff BASE=HEAD~1 SEED=123` does the same.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ def run(workers: list[Worker], base: str, seeds: range) -> int:
         problem = first_difference(theirs, ours)
         found += bool(problem)
         if problem:
-            say(f"seed {seed}: {problem}\n    again: python -m tests.properties.differ {base} --seed {seed}")
+            say(f"seed {seed}: {problem}\n    again: make diff BASE={base} SEED={seed}")
         if time.perf_counter() - last > 5 or done == len(seeds) or found == MANY:
             last = time.perf_counter()
             say(f"{done} of {len(seeds)} cases, {found} differences, {done / (last - began):.0f} cases/s")

@@ -90,7 +90,7 @@ def bucket(server):
     system.rm(name, recursive=True)
 
 
-@pytest.fixture(params=["memory", "s3"])
+@pytest.fixture(params=["memory", pytest.param("s3", marks=pytest.mark.process)])
 def url(request):
     """The URL of a folder that does not exist yet."""
     if request.param == "s3":
@@ -150,6 +150,7 @@ def test_a_store_elsewhere_reads_as_one_here(url, tmp_path):
     assert batch.equal(here["h.3"][:])
 
 
+@pytest.mark.process
 def test_a_gather_asks_for_what_it_needs_and_for_neighbours_together(bucket, server):
     store = made(f"{bucket}/acts", {"h": tokens([4000] * 2, width=256)}, unit=2)  # 4 MB.
     server.ranges.clear()
@@ -158,6 +159,7 @@ def test_a_gather_asks_for_what_it_needs_and_for_neighbours_together(bucket, ser
     assert sorted(server.ranges) == [512, 512, 3 * 512]
 
 
+@pytest.mark.process
 def test_a_large_part_comes_in_several_pieces(bucket, server):
     values = tokens([3000, 2000], width=2048)  # 20 MB.
     store = made(f"{bucket}/acts", {"h": values})
@@ -201,6 +203,7 @@ def test_a_harvest_goes_there_and_goes_on_there(url):
     assert hl.harvest(model, batches, "0", to=url, unit=2)["0"][:].equal(store["0"][:])
 
 
+@pytest.mark.process
 def test_an_answer_that_is_lost_does_not_lose_the_unit(bucket, server):
     unit = Writing(f"{bucket}/acts", [PAIRS]).unit()
     server.answers_to_lose = 1
@@ -209,6 +212,7 @@ def test_an_answer_that_is_lost_does_not_lose_the_unit(bucket, server):
     assert Store(f"{bucket}/acts")["h"][:].equal(torch.ones(3, 2))
 
 
+@pytest.mark.process
 def test_a_server_that_creates_nothing_exclusively_is_refused(bucket, server):
     server.ignores_conditions = True
     try:
@@ -290,6 +294,7 @@ def test_a_killed_writer_leaves_only_objects_that_no_record_names(bucket):
     assert Store(url).verify().units == 40
 
 
+@pytest.mark.process
 def test_what_is_cached_here_is_not_asked_for_again(bucket, server, tmp_path, monkeypatch):
     rows = torch.cat(tokens(LENGTHS))
     made(f"{bucket}/acts", {"h": list(rows.split(LENGTHS))}, unit=100)
@@ -307,6 +312,7 @@ def test_a_file_url_is_a_folder_of_this_machine(tmp_path):
     assert Store(tmp_path / "acts")["h"][:].equal(store["h"][:])
 
 
+@pytest.mark.process
 def test_what_cannot_be_reached_is_told_in_words(bucket, monkeypatch):
     with pytest.raises(hl.StoreError, match=says("is not a store it", "s3://no-such-bucket/acts")):
         Store("s3://no-such-bucket/acts")
