@@ -63,11 +63,14 @@ def is_contract(name: str) -> bool:
     return any(name == contract or name.startswith(f"{contract}.") for contract in CONTRACTS)
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(TESTS)))
-def test_tests_go_through_public_names_and_written_contracts(path):
-    if path.relative_to(TESTS).as_posix() not in INSIDE:
-        found = private_names(ast.parse(path.read_text(encoding="utf-8"), str(path)))
-        assert not [name for name in found if not is_contract(name)]
+def test_tests_go_through_public_names_and_written_contracts():
+    names = {path: path.relative_to(TESTS).as_posix() for path in FILES}
+    found = {
+        name: [one for one in private_names(ast.parse(path.read_text(encoding="utf-8"))) if not is_contract(one)]
+        for path, name in names.items()
+        if name not in INSIDE
+    }
+    assert not {name: private for name, private in found.items() if private}
 
 
 @pytest.mark.parametrize(
