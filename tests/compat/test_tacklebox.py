@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import copy
-import io
 import pickle
-import re
-import sys
 
 import pytest
-import torch
 from torch import nn
 
 import hookline as hl
-from hookline.compat.tacklebox import hook_handles
 from hookline.compat.tacklebox.hook_management import (
     HookFunction,
-    HookHandle,
     HookManager,
     increment_name,
     validate_hook_category,
@@ -202,63 +196,26 @@ def test_a_function_is_registered_once_on_a_module_and_nothing_of_a_refused_call
     assert list(manager.name_to_hookhandle) == ["f[a]"]
 
 
-def test_one_module_given_twice_is_refused_as_a_whole(x):
-    manager, log, layer = HookManager(), Log(), nn.Linear(2, 2)
-    for given in ({"a": layer, "b": layer}, {"": layer, "zz": 3}):
-        with pytest.raises((AssertionError, TypeError), match="already registered with module a|zz=3"):
-            manager.register_forward_hook(log.hook(), hook_fn_name="f", **given)
-    with pytest.raises(AssertionError, match=re.escape(f"was already registered with module {layer!r}")):
-        manager.register_forward_hook(log.hook(), layer, layer)
-    layer(x)
-    assert not log.seen
-    assert not any((manager.modules, manager.hook_fns, manager.name_to_hookfn, manager.function_to_hookfn))
-    assert not hasattr(layer, "name")
-    hook = log.hook()
-    manager.register_forward_hook(hook, layer)
-    with pytest.raises(AssertionError, match="already registered"):
-        manager.register_forward_hook(hook, layer, hook_fn_name="other")
-    assert list(manager.name_to_hookfn) == [repr(hook)]
-    layer.name = "mine"
-    hook_fn = HookFunction(log.hook(), "forward_hook", name="g")
-    with pytest.raises(AssertionError, match="Hook function g was already registered with module mine"):
-        hook_fn.register(layer, layer)
-    assert not hook_fn.handles
-
-
-def test_a_registration_that_fails_halfway_leaves_nothing(net, x, monkeypatch):
-    manager, log, made = HookManager(), Log(), HookHandle.of_manager
-
-    def fails(hook_fn, module, *rest):
-        if module is net[2]:
-            raise LookupError("no more")
-        return made(hook_fn, module, *rest)
-
-    monkeypatch.setattr(HookHandle, "of_manager", fails)
-    with pytest.raises(LookupError, match="no more"):
-        manager.register_forward_hook(log.hook(), *net)
-    net(x)
-    assert not log.seen
-    assert not manager.name_to_hookhandle
-
-
 def test_what_is_no_module_function_or_kind_is_refused(net):
     manager = HookManager()
     with pytest.raises(TypeError, match="a module is a torch.nn.Module, not int"):
         manager.register_forward_hook(print, 3)
-    with pytest.raises(
-        TypeError, match="activat=False: a module is a torch.nn.Module, not bool; did you mean activate?"
-    ):
+    with pytest.raises(TypeError, match="activat is a torch.nn.Module, not bool"):
         manager.register_forward_hook(print, net[0], activat=False)
     with pytest.raises(TypeError, match="a hook is a function, not int"):
         manager.register_forward_hook(3, net[0])
-    with pytest.raises(TypeError, match="a hook is a function, not a Linear; the modules come after it"):
-        manager.register_forward_hook(net[0])
     with pytest.raises(AssertionError, match="invalid hook type: zz"):
         manager.register_hook("zz", print, net[0])
-    with pytest.raises(TypeError, match="wrap_calls is True or False, not a Sequential; pass modules to register"):
-        HookManager(net)
     assert not manager.modules
     assert not manager.name_to_hookhandle
+
+
+def test_a_container_that_is_never_called_is_registered_with_a_warning():
+    manager = HookManager()
+    with pytest.warns(hl.HooklineWarning, match=says("this function will never be called", "ModuleList")) as said:
+        manager.register_forward_hook(Log().hook(), layers=nn.ModuleList([nn.ReLU()]), hook_fn_name="f")
+    assert said[0].filename == __file__
+    assert list(manager.name_to_hookhandle) == ["f[layers]"]
 
 
 def test_the_forward_cache_is_for_backward_hooks(net):
@@ -274,49 +231,6 @@ def test_the_forward_cache_is_for_backward_hooks(net):
             refused()
     manager.register_forward_hook(print, a=net[0], retain_forward_cache=False)
     assert list(manager.name_to_module) == ["a"]
-
-
-def test_containers_that_are_never_called_are_registered_with_one_warning():
-    class Named(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layers = nn.ModuleList([nn.ReLU()])
-            self.more = nn.ModuleDict({"one": nn.ReLU()})
-
-    manager, net = HookManager(), Named()
-    with pytest.warns(hl.HooklineWarning) as said:
-        manager.register_forward_hook(Log().hook(), layers=net.layers, more=net.more, hook_fn_name="f")
-    text = "f will never be called for 'layers' (ModuleList), 'more' (ModuleDict): there is no forward to call; "
-    assert [str(one.message) for one in said] == [text + "register the modules inside"]
-    assert said[0].filename == __file__
-    manager.activate_all_hooks()
-    assert list(manager.name_to_hookhandle) == ["f[layers]", "f[more]"]
-    manager.cleanup()
-    with pytest.warns(hl.HooklineWarning, match=says("my_forward_hook will never be called", "more")):
-        manager.register_forward_hook(my_forward_hook, more=net.more, first=net.layers[0])
-    manager.cleanup()
-    manager.register_backward_hook(my_backward_hook, **dict(net.named_modules()))  # With the inner modules: no warning.
-    net.layers.name = "layers"
-    with pytest.warns(hl.HooklineWarning, match=says("f will never be called", "layers")):
-        HookFunction(Log().hook(), "forward_hook", name="f").register(net.layers)
-
-
-def test_what_torch_jit_made_is_registered_with_a_warning(x):
-    manager, traced = HookManager(), torch.jit.trace(nn.Linear(2, 2), x)
-    with pytest.warns(hl.HooklineWarning, match=says("it is compiled by torch", "a")):
-        manager.register_forward_hook(Log().hook(), a=traced, hook_fn_name="f")
-
-
-def test_registering_many_modules_of_one_repr_counts_each_name_once(monkeypatch):
-    counted = []
-    monkeypatch.setattr(hook_handles, "increment_name", lambda name: counted.append(name) or increment_name(name))
-    manager = HookManager()
-    manager.register_forward_hook(my_forward_hook, *(nn.ReLU() for _ in range(20)), activate=False)
-    assert len(counted) == 19
-    assert list(manager.name_to_module)[-1] == "ReLU()_19"
-    manager.remove_module_by_name("ReLU()_7")
-    manager.register_forward_hook(my_forward_hook, nn.ReLU(), activate=False)
-    assert list(manager.name_to_module)[-1] == "ReLU()_7"  # The first free name.
 
 
 def test_all_modules_of_a_network_are_registered_by_their_names(net, x):
@@ -381,72 +295,6 @@ def test_a_module_keeps_a_name_of_its_own(x):
     assert seen == [module.name, plain.name] == ["its own", "mine"]
 
 
-def test_a_name_that_the_user_gives_meanwhile_stays():
-    manager, module = HookManager(), nn.ReLU()
-    manager.register_forward_hook(Log().hook(), a=module)
-    module.name = "mine"
-    manager.cleanup()
-    assert module.name == "mine"
-
-
-def test_a_name_that_the_user_gives_meanwhile_is_what_hooks_read(x):
-    first, second, module, seen = HookManager(), HookManager(), nn.ReLU(), []
-
-    def hook(module, inputs, outputs):
-        seen.append(module.name)
-
-    first.register_forward_hook(hook, a=module)
-    second.register_forward_hook(hook, b=module)
-    module.name = "mine"
-    module(x)
-    first.cleanup()
-    module(x)
-    assert seen == ["mine"] * 3
-    assert copy.deepcopy(module).name == "mine"
-    second.cleanup()
-    assert module.name == "mine"
-
-
-def test_a_hook_may_name_its_module(x):
-    first, second, module = HookManager(), HookManager(), nn.ReLU()
-    first.register_forward_hook(Log().hook(), a=module)
-    second.register_forward_hook(lambda module, inputs, outputs: setattr(module, "name", "mine"), b=module)
-    module(x)
-    assert module.name == "mine"
-
-
-class Stateful(nn.Linear):
-    def __getstate__(self):
-        return {**vars(self), "kept": True}
-
-
-def by_pickle(module: nn.Module) -> nn.Module:
-    buffer = io.BytesIO()
-    torch.save(module, buffer)
-    buffer.seek(0)
-    loaded: nn.Module = torch.load(buffer, weights_only=False)
-    return loaded
-
-
-@pytest.mark.parametrize("copied", [copy.deepcopy, by_pickle, lambda one: pickle.loads(pickle.dumps(one))])
-@pytest.mark.parametrize("kind", [nn.Linear, Stateful])
-def test_a_copy_of_a_module_has_no_name_and_no_hooks(x, kind, copied):
-    first, second, module, seen = HookManager(), HookManager(), kind(2, 2), []
-    first.register_forward_hook(lambda module, *_: seen.append(module.name), old=module)
-    assert "name" not in vars(copy.copy(module))
-    other = copied(module)
-    assert "name" not in vars(other)
-    assert "__getstate__" not in vars(other)
-    assert getattr(other, "kept", False) is (kind is Stateful)
-    second.register_forward_hook(lambda module, *_: seen.append(module.name), new=other)
-    assert other(x).equal(module(x))
-    assert seen == ["new", "old"]
-    second.cleanup()
-    first.cleanup()
-    assert not hasattr(other, "name")
-    assert "__getstate__" not in vars(module)
-
-
 def test_what_a_hook_keeps_by_name_can_be_saved(x):
     manager, module, kept = HookManager(), nn.ReLU(), {}
     manager.register_forward_hook(lambda module, inputs, outputs: kept.update({module.name: 1}), a=module)
@@ -464,13 +312,11 @@ def test_two_managers_on_one_module_do_not_disturb_each_other(net, x):
         manager.register_forward_hook(hook, **{name: net[0]})
         manager.register_backward_hook(hook, **{name: net[0]})
     net(x).sum().backward()
-    assert seen == ["one", "two", "one", "two"]
-    assert net[0].name == "one"
-    del first, manager
-    assert net[0].name == "two"
-    net(x)
-    assert seen[4:] == ["two"]
+    assert seen == ["one"] * 4  # The name of the manager that came first.
     second.cleanup()
+    net(x)
+    assert seen[4:] == ["one"]
+    first.cleanup()
     assert not hasattr(net[0], "name")
 
 
@@ -519,26 +365,8 @@ def test_an_unknown_module_or_name_is_a_key_error(net):
         lambda: manager.remove_module(other),
         lambda: manager.remove_module_by_name("zz"),
     ):
-        with pytest.raises(KeyError) as caught:
+        with pytest.raises(KeyError):
             call()
-        if sys.version_info >= (3, 11):
-            assert caught.value.__notes__[0].startswith("hookline: not registered with this manager")
-
-
-def test_an_unknown_name_says_which_are_near(net):
-    manager = registered(net)
-    with pytest.raises(KeyError) as caught:
-        manager.activate_module_hooks_by_name("my_modul_name")
-    assert caught.value.args == ("my_modul_name",)
-    if sys.version_info >= (3, 11):
-        assert "did you mean 'my_module_name' or 'other_module_name'?" in caught.value.__notes__[0]
-
-
-def test_an_unknown_function_is_told_of(net):
-    manager = registered(net)
-    with pytest.warns(hl.HooklineWarning, match=says("which is not registered here")) as said:
-        manager.activate_all_hooks(hook_types=[print])
-    assert said[0].filename == __file__
 
 
 def test_hooks_are_switched_by_name_and_listed(net):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import sys
 import warnings
 import weakref
 from collections.abc import Callable
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from hookline.compat.tacklebox.hook_management import HookManager, detach_hook
+from hookline.compat.tacklebox.hook_management import HookManager
 from tests.errors.wording import says
 from tests.support.compat_models import Log
 
@@ -81,12 +80,11 @@ class Optional(nn.Module):
         return (x + 10 * y + 100 * z) * scale
 
 
-@pytest.mark.parametrize("wrap_calls", [True, False])
 @pytest.mark.parametrize(
     ("args", "new"), [((1.0,), (1.0, 2.0)), ((1.0,), (1.0, 2.0, 3.0)), ((1.0, 2.0), (5.0,)), ((1.0, 2.0, 3.0), (4.0,))]
 )
-def test_a_pre_hook_may_add_an_input_or_leave_one_out(args, new, wrap_calls):
-    manager, module = HookManager(wrap_calls), Optional()
+def test_a_pre_hook_may_add_an_input_or_leave_one_out(args, new):
+    manager, module = HookManager(), Optional()
     manager.register_forward_pre_hook(lambda module, inputs: new, module)
     assert module(*args) == Optional()(*new)
 
@@ -106,14 +104,8 @@ def test_a_pre_hook_may_give_any_number_to_a_module_that_takes_any(new):
 def test_a_pre_hook_that_gives_too_many_inputs_is_told_how_many_there_are():
     manager, module = HookManager(), Optional()
     manager.register_forward_pre_hook(lambda module, inputs: inputs * 4, module)
-    with pytest.raises(TypeError, match=says("inputs returned for a Optional", 4, 3)):
+    with pytest.raises(TypeError, match="too many positional arguments"):
         module(1.0)
-
-
-def test_without_wrapping_inputs_by_position_are_any_number_beside_keywords():
-    manager, module = HookManager(wrap_calls=False), Optional()
-    manager.register_forward_pre_hook(lambda module, inputs: (*inputs, 2.0), module)
-    assert module(1.0, scale=2.0) == 42
 
 
 def test_a_pre_hook_of_a_module_that_takes_a_tuple_of_one():
@@ -240,10 +232,8 @@ def test_an_exception_in_a_hook_comes_through_and_leaves_the_manager_usable(net,
         raise LookupError("mine")
 
     manager.register_forward_hook(fails, a=net[0], activate=False)
-    with pytest.raises(LookupError, match="mine") as caught, manager.hook_all_context():
+    with pytest.raises(LookupError, match="mine"), manager.hook_all_context():
         net(x)
-    if sys.version_info >= (3, 11):
-        assert caught.value.__notes__[0] == f"hookline: raised by {fails!r}[a]"
     assert not manager.is_module_hooked(net[0])
     net(x)
 
@@ -410,16 +400,15 @@ def test_the_forward_cache_is_from_before_anything_was_overwritten(x):
     assert not any(one.requires_grad for one in (inputs["b"], outputs["sum"][0], outputs["text"][1]))
 
 
-@pytest.mark.parametrize("wrap_calls", [True, False])
 @pytest.mark.parametrize("cache", [True, False])
-def test_the_graph_of_several_inputs_holds_neither_itself_nor_the_module(wrap_calls, cache):
+def test_the_graph_of_several_inputs_holds_neither_itself_nor_the_module(cache):
     class Both(nn.Module):
         def forward(self, a, b):
             return a * b, a + b
 
     gc.disable()
     try:
-        manager, module = HookManager(wrap_calls), Both()
+        manager, module = HookManager(), Both()
         manager.register_backward_hook(lambda *_: None, a=module, retain_forward_cache=cache)
         one = torch.ones(2, requires_grad=True) * 2
         product, total = module(one, one)
@@ -587,57 +576,6 @@ def test_a_gradient_that_stops_at_the_output_of_a_module_is_seen(x):
     output = module(x.requires_grad_())
     torch.autograd.grad(output.sum(), output)
     assert [(grad_in, grad_out[0].mean().item()) for _, grad_in, grad_out in log.seen] == [((None,), 1)]
-
-
-# wrap_calls=False
-
-
-def test_without_wrapping_hooks_are_called_as_torch_calls_them(net, x):
-    manager, log = HookManager(wrap_calls=False), Log()
-    manager.register_forward_pre_hook(log.hook("pre", 2), a=net[0])
-    manager.register_forward_hook(log.hook("forward"), a=net[0])
-    manager.register_backward_hook(log.hook("backward"), a=net[0])
-    output = net[0](x.requires_grad_())
-    output.sum().backward()
-    assert log.seen[0] == ("pre", (x,))
-    assert log.seen[1][2] is output
-    assert [len(one) for one in log.seen[2][1:]] == [1, 1]  # torch's deprecated hooks get 3 gradients for a Linear.
-    manager.deactivate_all_hooks()
-    log.seen.clear()
-    with manager.hook_all_context(category="forward_hook"):
-        net(x)
-    assert log.names == ["forward"]
-    manager.remove_module(net[0])
-    assert not manager.name_to_hookhandle
-
-
-def test_without_wrapping_what_is_returned_is_taken_as_torch_takes_it(x):
-    manager, module = HookManager(wrap_calls=False), nn.Identity()
-    manager.register_forward_pre_hook(lambda module, inputs: inputs[0] + 1, module)
-    manager.register_forward_hook(lambda module, inputs, output: output * 2, module)
-    manager.register_backward_hook(lambda module, grad_in, grad_out: (grad_in[0] * 0,), module)
-    output = module(x.requires_grad_())
-    assert output.equal((x + 1) * 2)
-    output.sum().backward()
-    assert not x.grad.any()
-    manager.cleanup()
-    manager.register_forward_hook(detach_hook, module)
-    assert not module(x).requires_grad
-
-
-def test_without_wrapping_the_forward_cache_comes_too(x):
-    manager, seen, module = HookManager(wrap_calls=False), [], nn.Identity()
-    manager.register_backward_hook(lambda *given: seen.append(len(given)), module, retain_forward_cache=True)
-    module(x.requires_grad_()).sum().backward()
-    assert seen == [5]  # In the original, 3.
-
-
-def test_without_wrapping_keyword_arguments_are_not_among_the_inputs(x):
-    manager, log, module = HookManager(wrap_calls=False), Log(), Two()
-    manager.register_forward_pre_hook(lambda module, inputs: (inputs[0] + 1,), module)
-    manager.register_forward_hook(log.hook(), module)
-    assert module(x, scale=2.0)[0].equal((x + 1) * 2)
-    assert len(log.seen[0][1]) == 1
 
 
 def test_one_tensor_given_twice_has_a_gradient_for_each_place(x):

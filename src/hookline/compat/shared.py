@@ -1,38 +1,12 @@
-"""Helpers for several of the older libraries: checks on modules, weakly held functions, warnings at the user's line."""
+"""Helpers for several of the older libraries: which call of a module ended last."""
 
 from __future__ import annotations
 
-import warnings
-import weakref
-from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import nn
 
 import hookline as hl
-from hookline._torch import frame_at, outside
-
-NOT_THE_USERS = ("hookline", "torch", "contextlib")
-
-
-def warn(message: str) -> None:
-    """Warn at the nearest line outside hookline, torch and contextlib."""
-    _, steps = outside(NOT_THE_USERS, frame_at(1))
-    warnings.warn(message, hl.HooklineWarning, stacklevel=2 + steps)
-
-
-def is_called(module: nn.Module) -> bool:
-    """Return True if a module has a forward that can be hooked.
-
-    Containers have no forward, and torch.jit runs outside Python.
-
-    >>> is_called(nn.ReLU()), is_called(nn.ModuleList())
-    (True, False)
-    """
-    if isinstance(module, torch.jit.ScriptModule):
-        return False
-    return type(module).forward is not nn.Module.forward or "forward" in vars(module)  # torch.compile sets it.
 
 
 def may_call_itself(module: nn.Module) -> bool:
@@ -55,17 +29,3 @@ def cache_of(value: Any) -> hl.Cache:
     with hl.capture(identity, "", detach=False) as cache:
         identity(value)
     return cache
-
-
-def weakly(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that calls a method without keeping its object alive. It returns None once the object is gone.
-
-    The module holds the hook's function, which may be a method of the object that owns the hooks.
-    """
-    found = weakref.WeakMethod(method)
-
-    def call(*args: Any) -> Any:
-        here = found()
-        return None if here is None else here(*args)
-
-    return call

@@ -20,7 +20,7 @@ from hookline._torch import forward_hooks
 from hookline.compat.backward_hooks import BackwardCall, add_backward
 from hookline.compat.backward_hooks import add_backward_pre as add_before
 from hookline.compat.nice_hooks.paths import ModulePath, PathPlace, name_of, path_of
-from hookline.compat.shared import warn
+from hookline.compat.registrar import warn
 
 Hook = Callable[..., Any]
 Key = tuple[str, str]  # The path and the member of a site.

@@ -35,7 +35,8 @@ from hookline.compat.nice_hooks.paths import (
     path_of,
     to_paths,
 )
-from hookline.compat.shared import cache_of, may_call_itself, warn
+from hookline.compat.registrar import warn
+from hookline.compat.shared import cache_of, may_call_itself
 
 __all__ = [
     "ActivationCache",

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 import hookline as hl
-from hookline.compat.shared import is_called, warn
+from hookline.compat.registrar import is_called, warn
 
 AnySlice = int | slice | list[Any] | tuple[Any, ...] | Tensor | None
 ModulePathsLike = str | list[str] | bool

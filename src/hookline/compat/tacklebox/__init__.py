@@ -19,21 +19,18 @@ contexts, settings and a pass over a loader, and `hooks.model_tracking` has the 
 | summed contexts are left in the order of entering | in reverse order, even if one fails | |
 | `handle.activate()` alone does nothing | it activates the hook | |
 | an unknown category is ignored | AssertionError | |
-| an unregistered function in `hook_types` is ignored | it is ignored with a warning | |
 | a third module or function with the same name replaces the second | it gets a name of its own | |
-| `module.name` is overwritten, stays afterwards and is copied | it is set only if there is none and only while hooked, and is not copied | hooks read it |
+| `module.name` is overwritten and stays afterwards | it is set only if there is none, by the first manager, and only while hooked | hooks read it |
 | a function can be one kind of hook | it can be several | |
 | a name given to a registered function is not used | it replaces the function's repr; if the function has a name, there is a warning | as in the README |
 | a refused registration leaves names behind | it leaves nothing behind | |
-| a manager with active hooks is never freed | it is freed with its hooks | there is a warning if no hook was called |
+| a manager with active hooks is never freed | it is freed with its hooks | |
 | `remove_hook_function_by_name` fails; removed hooks stay in the tables | it works; they are removed from the tables | |
-| `HookManager(model)`, or a registration without a function, is accepted | TypeError | |
+| `HookManager(wrap_calls, recursion_depth)`, `register_to_module` | these options do not exist: hooks are always called with tuples | |
 | a hook on a container is never called | the same, with a warning | a container has no forward |
 | hooks on modules traced by `torch.jit` are called; on scripted modules they raise | they are never called, with a warning | hookline can't see such calls |
 | `module.forward(x)` bypasses hooks | it calls them | hookline watches the forward |
 | a hook that calls its own module recurses forever | hooks on that module and the modules inside it are paused until the hook returns | |
-| `wrap_calls=False`: 3 gradients for a Linear, from torch's deprecated hooks | the gradients of its inputs and outputs | [1] |
-| `wrap_calls=False`: 3 arguments with `retain_forward_cache` | 5 arguments | |
 | `input_cache`, `output_hooks` and similar attributes, `base_forward_hook_fn` | do not exist | each call keeps its own values |
 | the tracker prints, sets `module.tracker`, and its values change when they are overwritten | it does none of this | |
 | a tracked module that runs twice raises AssertionError | `record_every` counts per module | |
@@ -41,7 +38,4 @@ contexts, settings and a pass over a loader, and `hooks.model_tracking` has the 
 | `device=0` is the default | the default is the device of the network | there may be no GPU |
 | `data_pass` takes one batch more than `early_stop`, and needs tqdm | it stops at `early_stop`; without tqdm there is no progress bar | |
 | `Protocol(b=3)` ignores `b` | it sets `b` | |
-
-[1] As with torch's full backward hooks, a module that writes into one of several inputs raises. Unlike with them, the
-gradient of an output that the module also uses itself includes that use.
 """  # noqa: E501  # A table has one line for each row.

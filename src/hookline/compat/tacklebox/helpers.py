@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import hookline as hl
-from hookline.compat.shared import warn
+from hookline.compat.registrar import warn
 
 Functions = Sequence[Callable[..., Any]]
 

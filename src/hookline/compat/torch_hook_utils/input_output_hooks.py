@@ -12,7 +12,8 @@ from typing import Any
 from torch import nn
 
 import hookline as hl
-from hookline.compat.shared import cache_of, is_called, may_call_itself, warn
+from hookline.compat.registrar import is_called, warn
+from hookline.compat.shared import cache_of, may_call_itself
 
 Pair = tuple[Any, nn.Module]
 Layers = Iterable[Pair] | Mapping[Any, nn.Module]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import hookline as hl
 from hookline._torch import frames_of, variables
-from hookline.compat.shared import warn
+from hookline.compat.registrar import warn
 from hookline.compat.torch_hook_utils.input_output_hooks import (
     NOT_RUN,
     Collected,

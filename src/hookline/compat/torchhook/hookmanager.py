@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import hookline as hl
 from hookline._torch import known_version
-from hookline.compat.shared import warn, weakly
+from hookline.compat.registrar import warn, weakly
 from hookline.compat.torchhook.utils import WIDTH, count_parameters, format_parameter_count
 
 

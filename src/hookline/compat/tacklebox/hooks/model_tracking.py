@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from hookline.compat.shared import warn, weakly
+from hookline.compat.registrar import warn, weakly
 from hookline.compat.tacklebox.helpers import (
     CustomContext,
     Protocol,
@@ -129,9 +129,8 @@ class ModuleTracker:
         self.hook_manager = HookManager() if hook_manager is None else hook_manager
         self.protocol = TrackingProtocol() if protocol is None else protocol
         self.modules: dict[str, nn.Module] = dict(named_modules)
-        latest: dict[str, str] = {}
         for module in modules:
-            self.modules[unique(repr(module), self.modules, latest)] = module
+            self.modules[unique(repr(module), self.modules)] = module
         self.module_names = list(self.modules)
         tracked = [var for var in ALL_VARS if self.protocol[f"track_{var}"]]
         self.data_buffer: dict[str, dict[str, list[Tensor]]] = {
