@@ -79,7 +79,7 @@ def test_tests_go_through_public_names_and_written_contracts():
         "from hookline._engine.tap import Tap",
         "from hookline import _engine",
         "import hookline._cache.record",
-        "from hookline.compat.shared import _names",
+        "from hookline.compat.registrar import _names",
         "hl._torch",
         "monkeypatch.setattr('hookline._engine.tap.Tap', None)",
         "importlib.import_module('hookline._engine')",

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import nn
 
-import hookline as hl
 from hookline.compat import nice_hooks
 from hookline.compat.nice_hooks import ModulePath, run
 from tests.errors.wording import says
@@ -77,15 +76,14 @@ def test_a_backward_hook_gets_both_gradients(model: nn.Module) -> None:
         assert module is dict(model.named_modules())[str(path)]
         seen[str(path)] = grad_input, grad_output
 
-    with nice_hooks.register_full_backward_hook(model, ["mod2", "blocks.0", "mod1.0"], hook):
+    with nice_hooks.register_full_backward_hook(model, ["mod2", "blocks.0"], hook):
         model(X).sum().backward()
     grad = torch.ones(2, 5) @ model.blocks[0].weight
-    assert list(seen) == ["blocks.0", "mod2", "mod1.0"]
+    assert list(seen) == ["blocks.0", "mod2"]
     assert seen["blocks.0"][0][0].allclose(grad)
     assert seen["blocks.0"][1][0].equal(torch.ones(2, 5))
     assert seen["mod2"][1][0].allclose(grad)
     assert seen["mod2"][0][0].allclose(grad @ model.mod2.weight)
-    assert seen["mod1.0"][0] == (None,)  # X requires no gradient.
 
 
 @pytest.mark.parametrize("wrap", [lambda gradient: gradient, lambda gradient: (gradient,)])
@@ -104,12 +102,16 @@ def test_backward_hooks_of_a_run_fire_after_it(model: nn.Module) -> None:
     result = run(
         model,
         X,
-        full_backward_hooks={"mod*": lambda module, path, grad_input, grad_output: calls.append(f"{path}")},
-        full_backward_pre_hooks={"mod*": lambda module, path, grad_output: calls.append(f"before {path}")},
+        full_backward_hooks={
+            ("mod2", "blocks.0"): lambda module, path, grad_input, grad_output: calls.append(f"{path}")
+        },
+        full_backward_pre_hooks={
+            ("mod2", "blocks.0"): lambda module, path, grad_output: calls.append(f"before {path}")
+        },
     )
     assert not any("forward" in vars(module) for module in model.modules())
     result.sum().backward()
-    assert calls == ["before mod2", "mod2", "before mod1", "mod1"]
+    assert calls == ["before blocks.0", "blocks.0", "before mod2", "mod2"]
 
 
 @pytest.mark.parametrize("wrap", [lambda gradient: gradient, lambda gradient: (gradient,)])
@@ -145,7 +147,7 @@ def test_a_backward_pre_hook_gets_the_gradients_of_a_tuple_together() -> None:
         seen.append((str(path), grad))
 
     with nice_hooks.register_full_backward_pre_hook(gru, "", note):
-        output, last = gru(X)
+        output, last = gru(X.clone().requires_grad_())
         (output.sum() + 2 * last.sum()).backward()
     ((path, (of_output, of_last)),) = seen
     assert path == ""
@@ -164,29 +166,6 @@ def test_a_backward_hook_may_change_the_gradients_of_several_inputs() -> None:
     assert two.grad is not None
     assert one.grad.eq(5).all()
     assert two.grad.eq(5).all()
-
-
-def test_none_from_a_backward_hook_cuts_the_gradient() -> None:
-    model = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 3))
-    run(model, X, full_backward_hooks={"1": lambda *_: (None,)}).sum().backward()
-    assert not model[0].weight.grad.any()
-    assert model[1].weight.grad.any()
-    model.zero_grad()
-    run(model, X, full_backward_pre_hooks={"1": lambda *_: (None,)}).sum().backward()
-    assert not model[1].weight.grad.any()
-    module = nn.Bilinear(2, 3, 1)
-    one, two = torch.ones(1, 2, requires_grad=True), torch.ones(1, 3, requires_grad=True)
-    hook = {"": lambda module, path, grad_input, grad_output: (None, grad_input[1] * 2)}
-    run(module, one, two, full_backward_hooks=hook).sum().backward()
-    assert one.grad is None
-    assert two.grad.allclose(2 * module.weight.sum(1)[0])  # type: ignore[union-attr]
-
-
-def test_a_gradient_where_none_comes_is_refused() -> None:
-    model = nn.Sequential(nn.Linear(4, 5))  # Torch raises a RuntimeError: no input requires a gradient.
-    result = run(model, X, full_backward_hooks={"0": lambda *_: (torch.ones(2, 4),)})
-    with pytest.raises(hl.EditError, match=says("a gradient was returned at position", 0)):
-        result.sum().backward()
 
 
 def test_a_backward_hook_gets_and_changes_the_gradients_of_positional_inputs() -> None:
@@ -216,14 +195,6 @@ def test_a_backward_hook_gets_and_changes_the_gradients_of_positional_inputs() -
 def test_an_index_is_refused_where_it_means_nothing(chain: nn.Sequential, register: Any, what: str) -> None:
     with pytest.raises(ValueError, match=says("takes no index", "0[:,1]", what)):
         register(chain, "0[:, 1]", print)
-
-
-def test_a_gradient_that_cannot_come_warns(chain: nn.Sequential) -> None:
-    with (
-        pytest.warns(hl.HooklineWarning, match=says("can get no gradient torch", "torch.no_grad", "0:grad_output")),
-        torch.no_grad(),
-    ):
-        run(chain, X, full_backward_pre_hooks={"0": print})
 
 
 def test_gradients_are_those_of_the_module_alone() -> None:

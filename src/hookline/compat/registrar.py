@@ -154,7 +154,7 @@ class _Backward:
         bound = {name: _apart(value, seen) for name, value in bound.items()}
         names = _names(call, bound)
         notes = call.notes[self] = _Notes()
-        notes.inputs = tuple(_places("grad_inputs", path, _at(bound, path)) for path in names)
+        notes.inputs = tuple(_places("grad_inputs", path, _at(bound, path), {}) for path in names)
         if self.keeps_values:
             notes.values = tuple(_detached(_at(bound, path)) for path in names), ()
         for name, value in bound.items():
@@ -165,7 +165,8 @@ class _Backward:
         """Record the outputs."""
         notes: _Notes = call.notes[self]
         parts = [((i,), part) for i, part in enumerate(output)] if isinstance(output, tuple) else [((), output)]
-        notes.outputs = tuple(_places("grad_output", path, part) for path, part in parts)
+        first: dict[int, Place] = {}  # hookline reports the gradient of a tensor at the first of its places.
+        notes.outputs = tuple(_places("grad_output", path, part, first) for path, part in parts)
         if self.keeps_values:
             notes.values = notes.values[0], tuple(_detached(part) for _, part in parts)
         if not notes.awaited:
@@ -205,10 +206,11 @@ def _children(value: Any) -> list[tuple[Any, Any]]:
     return list(enumerate(value)) if isinstance(value, (tuple, list)) else []
 
 
-def _places(port: str, path: tuple[Any, ...], value: Any) -> Any:
+def _places(port: str, path: tuple[Any, ...], value: Any, first: dict[int, Place]) -> Any:
     if isinstance(value, Tensor):
-        return _Gradient((port, path))
-    return {key: _places(port, (*path, key), part) for key, part in _children(value)}, isinstance(value, Mapping)
+        return _Gradient(first.setdefault(id(value), (port, path)))
+    parts = {key: _places(port, (*path, key), part, first) for key, part in _children(value)}
+    return parts, isinstance(value, Mapping)
 
 
 def _awaited(port: str, path: tuple[Any, ...], value: Any) -> set[Place]:
@@ -246,6 +248,7 @@ def _names(call: Any, bound: Mapping[str, Any]) -> list[tuple[Any, ...]]:
     parameters = inspect.signature(getattr(call.module, call.site.method or "forward")).parameters
     for name, value in bound.items():
         is_rest = name in parameters and parameters[name].kind is inspect.Parameter.VAR_POSITIONAL
+        is_rest = is_rest and isinstance(value, tuple)
         paths += [(name, i) for i in range(len(value))] if is_rest else [(name,)]
     return paths[: len(call.args)]
 

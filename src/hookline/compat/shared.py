@@ -22,6 +22,7 @@ def may_call_itself(module: nn.Module) -> bool:
 def cache_of(value: Any) -> hl.Cache:
     """Return a cache with one value under "". It keeps the value as it is now, even if the value is overwritten later.
 
+    >>> import torch
     >>> cache_of(torch.ones(2))[""]
     tensor([1., 1.])
     """

@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import nullcontext
-from functools import partial
-from types import TracebackType
+from contextlib import ExitStack
 from typing import Any
 
 from torch import Tensor, nn
 
 import hookline as hl
 from hookline.compat.nice_hooks.hooks import (
-    Handle,
+    Add,
     Hook,
-    Names,
-    add_backward_pre,
     add_forward,
     add_forward_pre,
     add_full_backward,
-    add_values,
-    path_in,
-    spread,
+    add_full_backward_pre,
+    add_value,
 )
 from hookline.compat.nice_hooks.paths import (
     AnySlice,
@@ -35,8 +30,6 @@ from hookline.compat.nice_hooks.paths import (
     path_of,
     to_paths,
 )
-from hookline.compat.registrar import warn
-from hookline.compat.shared import cache_of, may_call_itself
 
 __all__ = [
     "ActivationCache",
@@ -94,108 +87,45 @@ class ActivationCache(dict[str, Tensor]):
         return ActivationCache({path: operation(value, other[path]) for path, value in self.items() if path in other})
 
 
-class Recording:
-    """Captures at places. If a module is called several times, it keeps the call that ended last.
+def _capture(hooks: hl.Hooks, places: list[PathPlace]) -> Callable[[], ActivationCache]:
+    """Capture at places. Return a function that returns the activations in the order in which they passed."""
+    hooks.capture(*dict.fromkeys(place.site for place in places), detach=False)
+    captures = hooks.of("capture").when_missing("ignore")
+    named = [place.site for place in places if place.is_named]
+    if named:
+        captures.at(*named).when_missing("warn")
 
-    hookline keeps the call that began last, and stores each module under one name. Where this may give another result,
-    extra hooks record which calls ended.
-    """
+    def activations() -> ActivationCache:
+        sites = [hl.Site.parse(text) for text in hooks.cache]
+        names: dict[tuple[str, str], str] = {}
+        for place in places:
+            names.setdefault((place.site.path, place.site.member), place.name)
+        if any((site.path, site.member) not in names for site in sites):  # hookline leaves out the names of wrappers.
+            for place in places:
+                for site in hl.sites(hooks.model, place.site):
+                    names.setdefault((site.path, site.member), place.name)
+        keys = [str(path_of(names[site.path, site.member], site)) for site in sites]
+        return ActivationCache(zip(keys, [hooks.cache.calls(site)[-1] for site in sites], strict=True))
 
-    def __init__(self, hooks: hl.Hooks, places: list[PathPlace]) -> None:
-        self.hooks = hooks
-        self.places = places
-        self.notes = CallsSeen()
-        self.names: Names = {}
-        hooks.capture(*[place.site for place in places], detach=False)
-        found = [hook.site for hook in hooks.of("capture").when_missing("ignore")]
-        self.names_agree = len(found) == len(places) and all(
-            self.names.setdefault((site.path, site.member), place.name) == place.name
-            for site, place in zip(found, places, strict=True)
-        )
-        if len(self.names) < len(places) and any("*" in place.site.index for place in places):
-            self.names_agree = False  # Two places may capture the same part.
-        noted = [place for place in places if not self.names_agree or _may_end_late(place)]
-        spread(noted, self._add_notes)
-
-    def activations(self) -> ActivationCache:
-        """Return the recorded activations in the order they passed. Warn about written-out names that never ran."""
-        cache, outer = self.hooks.cache, self.notes.outer
-        paths = self.notes.seen
-        if self.names_agree:
-            sites = [(self.names[site.path, site.member], site) for site in map(hl.Site.parse, cache)]
-            paths = {str(path_of(name, site)) if site.index else name: site for name, site in sites}
-        kept = {path: outer[path][""] if path in outer else cache.calls(site)[-1] for path, site in paths.items()}
-        came = {path.partition("[")[0] for path in kept}
-        missing = [place for place in self.places if place.is_named and place.name not in came]
-        if missing:
-            more = f" (and {len(missing) - 1} more)" if missing[1:] else ""
-            warn(f"{self._reason(missing[0])}{more}")
-        return ActivationCache(kept)
-
-    def _add_notes(self, sites: list[hl.Site], names: Names, _missing: str) -> hl.Hooks:
-        take = partial(self.notes.take, names)
-        return self.hooks.edit(sites, take, with_call=True, clone=False).when_missing("ignore")
-
-    def _reason(self, place: PathPlace) -> str:
-        try:
-            self.hooks.cache[place.site]
-        except hl.NotCaptured as error:
-            return str(error)
-        return f"nothing passed '{place.name}'"
-
-
-def _may_end_late(place: PathPlace) -> bool:
-    """Return True if a call at a place may end after a call that began later."""
-    return place.module is None or bool(place.site.method) or may_call_itself(place.module)
-
-
-class CallsSeen:
-    """The paths that ran, and the outputs of calls that ended after another call inside them."""
-
-    def __init__(self) -> None:
-        self.seen: dict[str, hl.Site] = {}
-        self.numbers: dict[str, int] = {}  # The highest number among the calls that have ended, by path.
-        self.outer: dict[str, hl.Cache] = {}
-
-    def take(self, names: Names, value: Any, call: Any) -> None:
-        """Record the end of a call."""
-        path = str(path_in(names, call.site))
-        self.seen.setdefault(path, call.site)
-        number = int(call.number)
-        if number < self.numbers.get(path, 0):
-            self.outer[path] = cache_of(value)
-        else:
-            self.numbers[path] = number
-            self.outer.pop(path, None)
+    return activations
 
 
 class RemovableHandleCollection:
     """The hooks of one registration. As a context manager it removes them at the end."""
 
-    def __init__(self, handles: Iterable[Any], hooks: hl.Hooks | None = None) -> None:
+    def __init__(self, handles: Iterable[Any]) -> None:
         self.handles = list(handles)
-        self._all = hooks  # All hooks together: at the end of a block they report which of them never ran.
 
     def remove(self) -> None:
         """Remove all hooks."""
-        if self._all is not None:
-            self._all.remove()
-        for handle in self.handles if self._all is None else ():
+        for handle in self.handles:
             handle.remove()
 
     def __enter__(self) -> RemovableHandleCollection:
-        if self._all:
-            self._all.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            if self._all is not None:
-                self._all.__exit__(kind, error, trace)
-        finally:
-            self.remove()
+    def __exit__(self, *_: object) -> None:
+        self.remove()
 
 
 def register_forward_hook(module: nn.Module, path: ModulePathsLike, hook: Hook) -> RemovableHandleCollection:
@@ -215,7 +145,7 @@ def register_full_backward_hook(module: nn.Module, path: ModulePathsLike, hook: 
 
 def register_full_backward_pre_hook(module: nn.Module, path: ModulePathsLike, hook: Hook) -> RemovableHandleCollection:
     """Call `hook(module, path, grad_output)` when the gradient arrives. Its result replaces the gradient."""
-    return _register(add_backward_pre, module, path, hook)
+    return _register(add_full_backward_pre, module, path, hook)
 
 
 def run(
@@ -239,27 +169,33 @@ def run(
     >>> list(cache), cache["0"][0, 1].item()
     (['0', '1', ''], 5.0)
     """
-    hooks_given: list[tuple[str, Any, Callable[..., Any]]] = [
+    hooks_given: list[tuple[str, Any, Add]] = [
         ("forward_hooks", forward_hooks, add_forward),
         ("forward_pre_hooks", forward_pre_hooks, add_forward_pre),
-        ("full_backward_pre_hooks", full_backward_pre_hooks, add_backward_pre),  # Backward hooks see their results.
+        (
+            "full_backward_pre_hooks",
+            full_backward_pre_hooks,
+            add_full_backward_pre,
+        ),  # Backward hooks see their results.
         ("full_backward_hooks", full_backward_hooks, add_full_backward),
     ]
     if not (return_activations or with_activations or any(given for _, given, _ in hooks_given)):
         return module(*args, **kwargs)
     hooks, tree = hl.Hooks(module, active=False), Tree(module)
-    for keyword, given, add in hooks_given:
-        for paths, hook in _items(keyword, given):
-            add(hooks, tree.places(paths), hook)
-    values = _items("with_activations", with_activations)
-    add_values(hooks, [(place, value) for paths, value in values for place in tree.places(paths)])
-    wanted = tree.places(return_activations or False)
-    recording = Recording(hooks, wanted) if wanted else None
-    with hooks if hooks else nullcontext():
+    with ExitStack() as stack:
+        for keyword, given, add in hooks_given:
+            for paths, hook in _items(keyword, given):
+                for place in tree.places(paths):
+                    stack.callback(add(hooks, place, hook).remove)
+        for paths, value in _items("with_activations", with_activations):
+            for place in tree.places(paths):
+                add_value(hooks, place, value)
+        wanted = tree.places(return_activations or False)
+        activations = _capture(hooks, wanted) if wanted else ActivationCache
+        if hooks:
+            stack.enter_context(hooks)
         result = module(*args, **kwargs)
-    if not return_activations:
-        return result
-    return result, recording.activations() if recording is not None else ActivationCache()
+    return (result, activations()) if return_activations else result
 
 
 def _items(keyword: str, given: Mapping[Any, Any] | None) -> Iterable[tuple[Any, Any]]:
@@ -268,12 +204,18 @@ def _items(keyword: str, given: Mapping[Any, Any] | None) -> Iterable[tuple[Any,
     return (given or {}).items()
 
 
-def _register(
-    add: Callable[..., list[Handle]], model: nn.Module, paths: ModulePathsLike, hook: Hook
-) -> RemovableHandleCollection:
-    hooks = hl.Hooks(model)
+def _register(add: Add, model: nn.Module, paths: ModulePathsLike, hook: Hook) -> RemovableHandleCollection:
+    # Each hook has hl.Hooks of its own, which it holds: as in torch, it acts even if its handle is not kept.
+    handles = RemovableHandleCollection([])
     try:
-        return RemovableHandleCollection(add(hooks, Tree(model).places(paths), hook, hooks), hooks)
+        for place in Tree(model).places(paths):
+            hooks = hl.Hooks(model)
+            handles.handles.append(add(hooks, place, _holding(hooks, hook)))
     except BaseException:
-        hooks.remove()
+        handles.remove()
         raise
+    return handles
+
+
+def _holding(hooks: hl.Hooks, hook: Hook) -> Hook:
+    return lambda *args, _hooks=hooks: hook(*args)

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import hookline as hl
-from hookline.compat.backward_hooks import BackwardCall, add_backward, add_backward_pre, passed_together
-from tests.errors.wording import says
+from hookline.compat.registrar import BackwardCall, register
 
 
 class Residual(nn.Module):
@@ -42,9 +41,7 @@ def followed(module: nn.Module, keep_values: bool = False) -> tuple[list[Backwar
     def note(one: BackwardCall) -> None:
         passes.append(one)
 
-    hooks = hl.Hooks(module)
-    add_backward(hooks, "", note, "noted", keep_values)
-    return passes, hooks
+    return passes, register(module, "backward_values" if keep_values else "backward", note)
 
 
 @pytest.mark.parametrize("name", ["", "0", "1", "1.linear", "1.act", "2"])
@@ -88,16 +85,15 @@ def test_each_call_of_a_module_has_a_pass_of_its_own() -> None:
     torch.testing.assert_close(passes[0].grad_inputs[0], passes[1].grad_outputs[0])
 
 
-def test_inputs_come_by_position_and_those_by_keyword_after_them() -> None:
+def test_inputs_are_those_given_by_position() -> None:
     module = nn.Bilinear(2, 3, 4)
     passes, hooks = followed(module, keep_values=True)
     one, two = torch.randn(1, 2, requires_grad=True), torch.randn(1, 3, requires_grad=True)
     module(one, input2=two).sum().backward()
     hooks.remove()
     (found,) = passes
-    assert found.positional == 1
-    torch.testing.assert_close(found.grad_inputs, (one.grad, two.grad))
-    assert [value.requires_grad for value in (*found.inputs, *found.outputs)] == [False] * 3
+    torch.testing.assert_close(found.grad_inputs, (one.grad,))
+    assert [value.requires_grad for value in (*found.inputs, *found.outputs)] == [False] * 2
 
 
 def test_what_has_no_gradient_is_none_and_keeps_its_place() -> None:
@@ -153,7 +149,7 @@ def test_what_takes_any_number_of_arguments_has_each_in_its_place() -> None:
     passes, hooks = followed(module)
     module(torch.ones(1), torch.ones(1, requires_grad=True), scale=3.0).sum().backward()
     hooks.remove()
-    assert passes[0].grad_inputs == (None, torch.tensor([3.0]), None)
+    assert passes[0].grad_inputs == (None, torch.tensor([3.0]))
 
 
 def test_a_parameter_named_args_is_one_argument() -> None:
@@ -177,142 +173,6 @@ def test_a_forward_on_the_instance_has_the_names_of_its_own() -> None:
     assert [gradient.tolist() for gradient in passes[0].grad_inputs] == [[2.0, 2.0, 2.0]]
 
 
-def test_several_modules_are_followed_by_one_function() -> None:
-    model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
-    hooks, seen = hl.Hooks(model), []
-    added = add_backward(hooks, [hl.Site("2"), hl.Site("0")], lambda one: seen.append((one.site, one.module)), "both")
-    add_backward_pre(hooks, [hl.Site("0"), hl.Site("2")], lambda one: seen.append((one.site, one.module)), "before")
-    model(torch.ones(1, 2, requires_grad=True)).sum().backward()
-    assert [str(site) for site, _ in seen] == ["2", "2", "0", "0"]
-    assert [module for _, module in seen] == [model[2], model[2], model[0], model[0]]
-    assert len(added) == 8
-    hooks.remove()
-
-
-def test_a_returned_gradient_takes_the_place_of_that_of_the_input() -> None:
-    layer = nn.Linear(2, 2)
-    hooks = hl.Hooks(layer)
-    add_backward(hooks, "", lambda one: (one.grad_inputs[0] * 0 + 7,), "sevens", changes=True)
-    x = torch.ones(1, 2, requires_grad=True)
-    layer(x).sum().backward()
-    assert x.grad is not None
-    assert x.grad.eq(7).all()
-    hooks.remove()
-
-
-def test_what_a_hook_returns_that_only_looks_is_let_be() -> None:
-    module = Two()
-    hooks = hl.Hooks(module)
-    add_backward(hooks, "", lambda one: (1, 2, 3), "looked")
-    x = torch.ones(2, requires_grad=True)
-    module(x, torch.ones(2))[0].sum().backward()
-    assert x.grad is not None
-    assert x.grad.eq(2).all()
-    hooks.remove()
-
-
-def test_the_gradients_of_several_inputs_are_changed_together() -> None:
-    module = Two()
-    hooks = hl.Hooks(module)
-    add_backward(hooks, "", lambda one: one.grad_inputs[::-1], "swapped", changes=True)
-    x, y = torch.full((2,), 3.0, requires_grad=True), torch.full((2,), 5.0, requires_grad=True)
-    module(x, y)[1].sum().backward()
-    assert x.grad is not None
-    assert y.grad is not None
-    assert (x.grad[0].item(), y.grad[0].item()) == (3.0, 5.0)
-    hooks.remove()
-
-
-def test_none_in_the_place_of_a_gradient_cuts_it() -> None:
-    module = Two()
-    hooks = hl.Hooks(module)
-    add_backward(hooks, "", lambda one: (None, one.grad_inputs[1]), "cut", changes=True)
-    x, y = torch.full((2,), 3.0, requires_grad=True), torch.full((2,), 5.0, requires_grad=True)
-    module(x, y)[1].sum().backward()
-    assert x.grad is None  # As with torch's own hooks.
-    assert y.grad is not None
-    assert y.grad.eq(3).all()
-    module(x, torch.ones(2))[1].sum().backward()
-    assert x.grad.eq(0).all()  # type: ignore[unreachable]  # Torch: None. A tensor's hook can't remove its gradient.
-    hooks.remove()
-    add_backward_pre(hooks := hl.Hooks(module), "", lambda one: (None, one.grad_outputs[1]), "cut")
-    x.grad = None
-    first, second = module(x, torch.ones(2))
-    (first.sum() + second.sum()).backward()
-    assert x.grad.eq(1).all()
-    hooks.remove()
-
-
-@pytest.mark.parametrize(("x", "y"), [(False, True), (True, False)])
-def test_a_gradient_in_the_place_of_none_is_refused(x: bool, y: bool) -> None:
-    module = Two()
-    hooks = hl.Hooks(module)
-    ones = [torch.ones(2, requires_grad=is_followed) for is_followed in (x, y)]
-    add_backward(hooks, "", lambda one: [torch.ones(2)] * 2, "filled", changes=True)
-    with pytest.raises(hl.EditError, match=says("a gradient was returned at", int(x))):
-        module(*ones)[1].sum().backward()
-    hooks.remove()
-    add_backward_pre(hooks := hl.Hooks(module), "", lambda one: [torch.ones(2)] * 2, "filled")
-    if y:  # The first output is x * 2 and requires no gradient.
-        with pytest.raises(hl.EditError, match=says("a gradient was returned at position", 0)):
-            module(*ones)[1].sum().backward()
-    hooks.remove()
-
-
-def test_a_gradient_that_never_came_cannot_be_put_in() -> None:
-    class First(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.scale = nn.Parameter(torch.ones(2))
-
-        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-            return x * 2, self.scale * 3
-
-    module = First()
-    hooks = hl.Hooks(module)
-    add_backward(hooks, "", lambda one: (torch.ones(2),), "filled", changes=True)
-    with pytest.raises(hl.EditError, match=says("a gradient was returned at position", 0)):
-        module(torch.ones(2, requires_grad=True))[1].sum().backward()
-    hooks.remove()
-    add_backward(hooks := hl.Hooks(module), "", lambda one: (None,), "cut", changes=True)
-    module(torch.ones(2, requires_grad=True))[1].sum().backward()
-    hooks.remove()
-
-
-def test_the_gradients_of_several_outputs_are_changed_together() -> None:
-    module = Two()
-    hooks = hl.Hooks(module)
-    seen: list[Any] = []
-
-    def double(one: BackwardCall) -> Any:
-        seen.append(one.grad_outputs)
-        return [None if gradient is None else gradient * 2 for gradient in one.grad_outputs]
-
-    add_backward_pre(hooks, "", double, "doubled")
-    x = torch.ones(2, requires_grad=True)
-    first, second = module(x, torch.ones(2))
-    (first.sum() + second.sum()).backward()
-    assert len(seen) == 1
-    assert len(seen[0]) == 2
-    assert x.grad is not None
-    assert x.grad.eq(6).all()
-    x.grad = None
-    module(x, torch.ones(2))[0].sum().backward()
-    assert seen[1][1] is None
-    assert x.grad.eq(4).all()  # type: ignore[attr-defined]
-    hooks.remove()
-
-
-def test_the_gradient_of_one_output_is_changed_before_it_goes_on() -> None:
-    layer = nn.Linear(2, 2)
-    hooks = hl.Hooks(layer)
-    add_backward_pre(hooks, "", lambda one: (one.grad_outputs[0] * 0,), "none")
-    layer(torch.ones(1, 2)).sum().backward()
-    assert layer.bias.grad.eq(0).all()
-    hooks.remove()
-    layer.zero_grad()
-
-
 def test_one_tensor_at_two_places_has_the_gradient_of_each() -> None:
     class Weighted(nn.Module):
         def forward(self, one: Tensor, other: Tensor) -> Tensor:
@@ -326,26 +186,6 @@ def test_one_tensor_at_two_places_has_the_gradient_of_each() -> None:
     assert passes[0].grad_inputs == (torch.tensor([2.0]), torch.tensor([3.0]))
     assert x.grad is not None
     assert x.grad.item() == 5
-
-
-def test_too_few_gradients_and_nested_ones_are_refused() -> None:
-    class Nested(nn.Module):
-        def forward(self, pair: tuple[Tensor, Tensor]) -> Tensor:
-            return pair[0] * pair[1]
-
-    module = Two()
-    hooks = hl.Hooks(module)
-    x, y = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
-    add_backward(hooks, "", lambda one: (), "none", changes=True)
-    with pytest.raises(hl.EditError, match=says("gradients returned instead of", 0, 2)):
-        module(x, y)[1].sum().backward()
-    hooks.remove()
-    nested = Nested()
-    hooks = hl.Hooks(nested)
-    add_backward(hooks, "", lambda one: ((x, y),), "nested", changes=True)
-    with pytest.raises(hl.EditError, match=says("inside a nested value can't")):
-        nested((x, y)).sum().backward()
-    hooks.remove()
 
 
 def test_a_forward_without_a_backward_leaves_nothing_behind() -> None:
@@ -376,7 +216,7 @@ def test_a_method_has_a_backward_pass_too() -> None:
     model = Model()
     passes: list[BackwardCall] = []
     hooks = hl.Hooks(model)
-    add_backward(hooks, hl.Site.parse("inner()"), lambda one: passes.append(one), "inner")
+    register(hooks, "backward", passes.append, site=hl.Site.parse("inner()"))
     model(torch.ones(1, requires_grad=True)).sum().backward()
     hooks.remove()
     assert passes[0].grad_inputs == (torch.tensor([3.0]),)
@@ -402,10 +242,3 @@ def test_a_nested_value_of_which_no_gradient_came_is_none() -> None:
     lstm(torch.randn(4, 3))[0].sum().backward()
     hooks.remove()
     assert passes[0].grad_outputs[1] is None
-
-
-def test_tensors_that_pass_together_keep_their_strides() -> None:
-    """Torch chooses kernels by strides, including the strides of dimensions of size 1."""
-    x = torch.zeros(1, 2, 2, 3).permute(0, 3, 1, 2).requires_grad_()
-    passed, _ = passed_together(lambda gradients: gradients, [x, torch.ones(1, requires_grad=True)])
-    assert passed.stride() == x.stride() == (12, 1, 6, 3)
