@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 import gc
 import importlib
 import inspect
-import sys
-import weakref
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 
 import hookline as hl
@@ -185,15 +182,6 @@ def test_add_refuses_as_the_original_did(arguments, error, message):
     assert manager.get_keys() == ["1"]
 
 
-def test_a_layer_in_the_place_of_its_name_is_told_where_it_goes():
-    model = mlp()
-    with pytest.raises(TypeError) as caught:
-        HookManager(model).add(model[0])
-    assert str(caught.value) == "'layer_name' must be a string or None."
-    if sys.version_info >= (3, 11):
-        assert caught.value.__notes__ == ["hookline: give a module as layer="]
-
-
 def test_an_unknown_layer_says_which_are_near():
     with pytest.raises(ValueError, match="'h.0.mpl' not found") as caught:
         HookManager(GPT()).add("h.0.mpl")
@@ -316,10 +304,8 @@ def test_an_error_in_a_hook_comes_through_and_leaves_what_was_kept():
     manager = HookManager(model)
     manager.add("", custom_hook=lambda module, inputs, output: output if output > 0 else output.nope)
     model(torch.tensor(1.0))
-    with pytest.raises(AttributeError, match="nope") as caught:
+    with pytest.raises(AttributeError, match="nope"):
         model(torch.tensor(-1.0))
-    if sys.version_info >= (3, 11):
-        assert caught.value.__notes__[0] == "hookline: raised by custom_hook for key ''"
     assert manager.get("") == [torch.tensor(1.0)]
 
 
@@ -341,73 +327,6 @@ def test_the_gradient_of_a_kept_output_can_be_read(resnet):
     assert manager.get("transformed")[0] is activations
     cam = F.relu((gradient.mean((2, 3), keepdim=True) * activations).sum(1))
     assert cam.shape == (1, 1, 1)
-
-
-def grad_cam(model: nn.Module, key: str, read_first: bool, asks_later: bool = False) -> tuple[Tensor, Tensor]:
-    """Return the kept output of a layer and its gradient, read before or after the backward pass."""
-
-    def keep(module, inputs, output):
-        if not asks_later:
-            output.retain_grad()
-        return output
-
-    manager = HookManager(model)
-    manager.add(key, custom_hook=keep)
-    loss = model(image().to(model.fc.weight.device))[0, 3]
-    kept = manager.get(key)[0] if read_first else None
-    if asks_later:
-        kept.retain_grad()
-    loss.backward(retain_graph=True)
-    kept = manager.get(key)[0]
-    assert manager.get(key)[0] is kept
-    once = kept.grad.clone()
-    loss.backward()
-    assert kept.grad.equal(2 * once)  # Torch accumulates gradients.
-    return kept, once
-
-
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-@pytest.mark.parametrize(("read_first", "asks_later"), [(False, False), (True, False), (True, True)])
-@pytest.mark.parametrize("key", ["bn1", "layer1.0.bn1", "layer4.1.bn2", "conv1"])
-def test_the_gradient_of_a_kept_output_is_that_of_its_own_value_when_it_is_overwritten(
-    resnet, key, read_first, asks_later, device
-):
-    plain = copy.deepcopy(resnet.to(device))
-    for module in plain.modules():
-        if isinstance(module, nn.ReLU):
-            module.inplace = False
-    torch.manual_seed(1)
-    expected, expected_gradient = grad_cam(plain, key, read_first, asks_later)
-    torch.manual_seed(1)
-    kept, gradient = grad_cam(resnet, key, read_first, asks_later)
-    torch.testing.assert_close(kept, expected)
-    torch.testing.assert_close(gradient, expected_gradient)
-
-
-def test_what_gives_a_kept_output_its_gradient_keeps_no_graph_alive():
-    gc.disable()
-    try:
-        model = nn.Sequential(nn.Linear(2, 2), nn.ReLU(inplace=True))
-        manager = HookManager(model)
-        manager.add("0", custom_hook=lambda module, inputs, output: (output.retain_grad(), output)[1])
-        output = model(torch.ones(1, 2))
-        kept, gone = manager.get("0")[0], weakref.ref(output)
-        output.sum().backward()
-        assert kept.grad is not None
-        gone = [weakref.ref(output), weakref.ref(kept)]
-        manager.clear_hooks()
-        del output, kept
-        assert [one() for one in gone] == [None, None]
-    finally:
-        gc.enable()
-
-
-def test_the_gradient_of_a_kept_output_may_be_written_into():
-    model = nn.Sequential(nn.Linear(2, 2), Returns(lambda x: x.add_(1)))
-    manager = HookManager(model)
-    manager.add("0", custom_hook=lambda module, inputs, output: (output.retain_grad(), output)[1])
-    model(torch.ones(1, 2)).sum().backward()  # The gradient of a sum is one number, expanded.
-    assert manager.get("0")[0].grad.mul_(2).tolist() == [[2, 2]]
 
 
 def test_a_custom_hook_may_let_a_frozen_model_have_gradients():

@@ -4,6 +4,7 @@
 |---|---|---|
 | "forward_pre" | `function(inputs, call)` with the positional inputs | replaces the positional inputs |
 | "forward" | `function(output, call)` | replaces the output |
+| "capture" | `function(output, call)` | is kept in `handle.cache` |
 | "backward" | `function(BackwardCall)`, once for each backward through a call | is ignored |
 | "backward_values" | the same, with the inputs and outputs of the call | is ignored |
 
@@ -35,6 +36,7 @@ def register(
     active: bool = True,
     site: hl.Site = WHOLE,
     missing: str = "ignore",
+    **options: Any,
 ) -> hl.Hooks:
     """Put a function on a module, and return the handle. A module that is never called gives a warning.
 
@@ -42,6 +44,7 @@ def register(
         module: The module, or existing hooks on a model to add to.
         site: The module or method in the model.
         missing: What to do if the site does not run: see `Hooks.when_missing`.
+        options: Options of `Hooks.capture`.
     """
     hooks = module if isinstance(module, hl.Hooks) else hl.Hooks(module, active)
     if site == WHOLE and not is_called(hooks.model):
@@ -54,6 +57,9 @@ def register(
     elif kind == "forward_pre":
         before = _before(function, site.method or "forward")
         added = hooks.edit(site._replace(port="inputs"), before, name, True, check=False, clone=False)
+    elif kind == "capture":
+        hooks.capture(site, transform=function, with_call=True, name=name, **options)
+        added = hooks[name]
     else:
         added = _Backward(function, keeps_values=kind == "backward_values").add_to(hooks, site, name)
     return added.when_missing(missing)
