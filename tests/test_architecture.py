@@ -310,7 +310,7 @@ def test_a_file_stays_small(name):
 
 def reaches_behind_the_public_names(tree: ast.Module, name: str) -> Iterator[str]:
     """Return the names that a module of `compat` uses that are neither public nor of its own package."""
-    own = ("_torch", "compat.registrar", "compat.shared", ".".join(name.split(".")[:2]))
+    own = ("_torch", "compat.registrar", ".".join(name.split(".")[:2]))
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module == "hookline":
             yield from (alias.name for alias in node.names if alias.name not in NAMES)

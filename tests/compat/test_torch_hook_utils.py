@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import contextvars
-import copy
 import gc
 import operator
-import pickle
 import threading
-import weakref
 from collections import OrderedDict
 from typing import Any
 
@@ -228,23 +225,6 @@ def test_an_object_that_is_put_in_is_the_very_one_which_the_layer_may_fill():
     assert len(memory.seen) == 3
 
 
-def test_an_error_of_hookline_names_the_layer():
-    model = nn.Sequential(OrderedDict({"block": nn.Sequential(nn.Linear(2, 2)), "pool": nn.MaxPool1d(2)}))
-    x = torch.ones(3, 2, 2)
-    with pytest.raises(hl.HooklineError, match=says("a value inside vmap", "block.0")):
-        with get_layer_outputs([("block.0", model.block[0])]):
-            torch.func.vmap(model)(x)
-    with (
-        pytest.raises(hl.HooklineError, match=says("a value inside vmap", "pool/max_pool1d")),
-        save_maxpool_indices(model),
-    ):
-        torch.func.vmap(model)(x)
-    unpool = nn.MaxUnpool1d(2)
-    with pytest.raises(hl.EditError, match=says("no indices for", "'up:inputs'", "'up'", "(3, 2, 2)")):
-        with use_indices_in_maxunpool({"up": unpool}, {"up": []}):
-            unpool(x)
-
-
 def test_the_collected_values_are_live_and_stay_after_the_block():
     layer = nn.Linear(1, 1)
     with get_layer_outputs([("layer", layer)]) as outputs:
@@ -256,39 +236,14 @@ def test_the_collected_values_are_live_and_stay_after_the_block():
     assert len(outputs) == 1
 
 
-def test_the_collected_values_can_be_used_as_a_dict():
-    layer = nn.Linear(1, 1)
-    with get_layer_outputs([("layer", layer)]) as outputs:
-        result = layer(torch.ones(1))
-    assert pickle.loads(pickle.dumps(outputs)) == {"layer": result}
-    assert {**outputs} == dict(outputs) == copy.copy(outputs) == {"layer": result}
-    assert repr(outputs) == f"{{'layer': {result!r}}}"
-    outputs["more"] = 1
-    assert outputs.pop("layer") is result
-    assert list(outputs.items()) == [("more", 1)]
-    assert outputs.calls("layer") == []
-    with get_layer_outputs([("layer", layer)]) as outputs:
-        layer(torch.ones(1))
-        outputs.clear()  # The layer did run: no warning.
-        assert outputs == {}
-        layer(torch.zeros(1))
-    assert list(outputs) == ["layer"]
-    with pytest.raises(KeyError, match="other"):
-        outputs["other"]
-
-
-def test_of_a_layer_that_runs_several_times_the_last_call_is_shown_and_all_can_be_kept():
+def test_of_a_layer_that_runs_several_times_the_last_call_is_shown():
     layer = nn.Linear(3, 3)
     model, x = nn.Sequential(layer, layer, layer), torch.ones(1, 3)
-    with get_layer_outputs([("layer", layer)]) as last, get_layer_inputs([("layer", layer)], keep="all") as every:
+    with get_layer_outputs([("layer", layer)]) as outputs, get_layer_inputs([("layer", layer)]) as inputs:
         result = model(x)
-    assert last["layer"].equal(result)
-    assert len(last.calls("layer")) == 1
-    assert [value.equal(wanted) for value, wanted in zip(every.calls("layer"), [x, layer(x)], strict=False)] == [
-        True
-    ] * 2
-    assert len(every.calls("layer")) == 3
-    assert every["layer"].equal(layer(layer(x)))
+    assert type(outputs) is dict
+    assert outputs["layer"].equal(result)
+    assert inputs["layer"].equal(layer(layer(x)))
 
 
 def test_of_two_layers_with_one_name_the_last_that_ran_is_shown():
@@ -323,37 +278,6 @@ def test_the_first_input_is_collected_and_replaced_however_it_is_passed(call):
     with replace_layer_inputs([("layer", layer)], {"layer": x * 3}):
         replaced = call(layer, x)
     assert replaced.equal(call(layer, x * 3))
-
-
-def test_the_first_input_is_the_first_that_the_forward_declares():
-    layers = {"options": Options(), "keywords": Keywords(), "any": Lambda(lambda *args, **kwargs: (args, kwargs))}
-
-    def run() -> list[Any]:
-        options, keywords, anything = layers.values()
-        return [options(inputs_embeds="E"), keywords(y=3, x="X"), anything(b=1, a=2)]
-
-    with get_layer_inputs(layers) as inputs:
-        run()
-        assert inputs == {"options": "E", "keywords": "X", "any": 1}
-        layers["options"](inputs_embeds="E", input_ids="I")
-        assert inputs["options"] == "I"
-        layers["options"]("J", inputs_embeds="E")
-        assert inputs["options"] == "J"
-        layers["any"](3, b=1)
-        assert inputs["any"] == 3
-    with replace_layer_inputs(layers, dict.fromkeys(layers, "new")):
-        assert run() == [("new", "E"), ("new", 3), ((), {"b": "new", "a": 2})]
-        assert layers["options"]() == ("new", None)
-        assert layers["any"]() == (("new",), {})
-        assert layers["any"](1, 2) == (("new", 2), {})
-
-
-@pytest.mark.parametrize("forward", [lambda self: 1, lambda self, **options: 1], ids=["nothing", "keywords"])
-def test_an_input_that_a_layer_does_not_take_can_not_be_replaced(forward):
-    layer = type("Layer", (nn.Module,), {"forward": forward})()
-    with replace_layer_inputs([("layer", layer)], {"layer": 1}):
-        with pytest.raises(hl.EditError, match=says("takes no input that could", "layer")):
-            layer()
 
 
 def test_an_input_may_be_replaced_by_any_object_even_none():
@@ -467,27 +391,12 @@ def test_every_block_is_undone_when_an_exception_leaves_it():
 def test_a_block_that_is_dropped_takes_its_hooks_along():
     model = mlp()
     block = get_layer_inputs(model.named_children())
-    values = weakref.ref(block.__enter__())
+    block.__enter__()
     assert hl.attached(model)
     gc.disable()
     try:
         del block
         assert not hl.attached(model)
-    finally:
-        gc.enable()
-    gc.collect()  # In Python 3.10 a traceback is left that refers to its own frame.
-    assert values() is None
-
-
-def test_the_values_of_a_block_hold_no_hooks_and_are_in_no_cycle():
-    model = nn.Sequential(nn.MaxPool1d(1), nn.Linear(1, 1))
-    gc.disable()
-    try:
-        with get_layer_outputs(model.named_children()) as outputs, save_maxpool_indices(model) as indices:
-            model(torch.ones(1, 1))
-        references = [weakref.ref(outputs), weakref.ref(indices), weakref.ref(outputs["1"])]
-        del outputs, indices
-        assert [reference() for reference in references] == [None] * 3
     finally:
         gc.enable()
 
@@ -497,11 +406,11 @@ def test_a_block_acts_on_the_thread_that_opened_it():
     found = {}
 
     def collect(number: int, barrier: threading.Barrier) -> None:
-        with get_layer_inputs([("layer", layer)], keep="all") as inputs:
+        with get_layer_inputs([("layer", layer)]) as inputs:
             barrier.wait()
             layer(x * number)
             barrier.wait()
-        found[number] = [value.item() for value in inputs.calls("layer")]
+        found[number] = inputs["layer"].item()
 
     barrier = threading.Barrier(2)
     threads = [threading.Thread(target=collect, args=(number, barrier)) for number in (1, 2)]
@@ -509,27 +418,17 @@ def test_a_block_acts_on_the_thread_that_opened_it():
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == {1: [1.0], 2: [2.0]}
+    assert found == {1: 1.0, 2: 2.0}
 
 
 # Warnings, where the original said nothing.
 
 
-def test_layers_that_did_not_run_are_passed_over_and_reading_them_says_why():
+def test_layers_that_did_not_run_are_left_out():
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.ModuleList([nn.Linear(8, 2)]))
     with get_layer_inputs(model.named_modules()) as inputs:
         model[2][0](torch.ones(8))
-        with pytest.raises(hl.NotCaptured, match=says("has no value", "0")):
-            inputs["0"]
     assert list(inputs) == ["2.0"]
-    assert "0" not in inputs
-    assert inputs.get("0") is None
-    with pytest.raises(hl.NotCaptured, match=says("has no value", "0")):
-        inputs["0"]
-    with pytest.raises(hl.NotCaptured, match=says("has no value a", "2")):
-        inputs["2"]
-    with pytest.raises(KeyError, match="'other'"):
-        inputs["other"]
 
 
 def test_when_no_layer_ran_at_all_they_are_named():
@@ -553,15 +452,6 @@ def test_nothing_is_said_of_the_layers_of_a_real_model_that_it_does_not_call():
     assert "transformer.h" not in outputs
 
 
-def test_a_layer_that_is_called_without_an_input_is_said_to_be():
-    layer = Lambda(lambda: 1)
-    with pytest.warns(hl.HooklineWarning, match=says("or without an input", "layer")):
-        with get_layer_inputs({"layer": layer}) as inputs:
-            layer()
-    with pytest.raises(hl.NotCaptured, match=says("has no value without", "layer")):
-        inputs["layer"]
-
-
 def test_a_layer_that_ran_on_another_thread_is_said_to_have_done_so():
     layer = nn.Linear(1, 1)
     with pytest.warns(hl.HooklineWarning, match=says("on another thread or task")):
@@ -569,8 +459,7 @@ def test_a_layer_that_ran_on_another_thread_is_said_to_have_done_so():
             thread = threading.Thread(target=layer, args=(torch.ones(1),))
             thread.start()
             thread.join()
-    with pytest.raises(hl.NotCaptured, match=says("on another thread or task", "layer")):
-        inputs["layer"]
+    assert inputs == {}
 
 
 def test_a_block_acts_in_the_task_that_opened_it():

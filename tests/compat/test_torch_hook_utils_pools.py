@@ -140,8 +140,6 @@ def test_the_indices_of_a_pool_that_the_latest_forward_did_not_run_are_gone():
     with save_maxpool_indices(model) as indices:
         model(SQUARE, "one")  # No warning about the other pool, which does not run.
     assert list(indices) == ["one"]
-    with pytest.raises(hl.NotCaptured, match=says("has no value", "two")):
-        indices["two"]
     with save_maxpool_indices(model) as indices:
         model(SQUARE, "one")
         model(SQUARE, "two")
@@ -299,10 +297,8 @@ def test_models_without_pools_and_pools_that_did_not_run_are_said_to_be():
     with pytest.warns(hl.HooklineWarning, match=says("Linear has none of MaxUnpool1d")):
         with use_indices_in_maxunpool(nn.Linear(1, 1), {}):
             pass
-    with pytest.warns(hl.HooklineWarning, match="nothing passed 'pool'"), save_maxpool_indices(encoder()) as indices:
+    with pytest.warns(hl.HooklineWarning, match="nothing passed 'pool'"), save_maxpool_indices(encoder()):
         pass
-    with pytest.raises(hl.NotCaptured, match=says("has no value", "pool")):
-        indices["pool"]
     with pytest.raises(hl.HooklineError, match=says("is a AvgPool1d", "pool")):
         with save_maxpool_indices({"pool": nn.AvgPool1d(2)}):
             pass
@@ -319,11 +315,10 @@ def test_a_second_forward_after_a_failed_block_works():
 
 def test_pools_and_unpools_in_checkpoints_count_once():
     model, back, x = encoder(), decoder(), SQUARE.clone().requires_grad_()
-    with save_maxpool_indices(model) as indices, get_layer_outputs(model.named_children(), keep="all") as outputs:
+    with save_maxpool_indices(model) as indices:
         pooled = [checkpoint(model, batch, use_reentrant=False) for batch in (x, -x)]
         sum(pooled).sum().backward()
     assert indices["pool"].tolist() == [[[0]]]
-    assert len(outputs.calls("pool")) == 2
     inputs = [torch.ones(1, 1, 1, requires_grad=True) for _ in range(2)]
     with use_indices_in_maxunpool({"pool": back.pool}, {"pool": [torch.tensor([[[place]]]) for place in (0, 3)]}):
         found = [checkpoint(back, value, use_reentrant=False) for value in inputs]
@@ -376,8 +371,6 @@ def test_a_part_that_is_compiled_by_torch_jit_is_passed_over():
     with get_layer_outputs(model.named_modules()) as outputs:
         model(torch.ones(2, 4))
     assert list(outputs) == ["1", ""]
-    with pytest.raises(hl.NotCaptured, match=says("has no value a RecursiveScriptModule", "0")):
-        outputs["0"]
 
 
 def test_a_forward_that_is_called_directly_is_seen():

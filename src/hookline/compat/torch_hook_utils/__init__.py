@@ -6,12 +6,9 @@
 | `replace_layer_outputs` raises TypeError | works, also as the README's `replace_layer_output` | was intended |
 | `replace_layer_input_arguments` raises TypeError | binds its arguments over those of the call | was intended |
 | AssertionError unless a layer has one positional input | takes the first declared input | real layers have more |
-| a value changes when overwritten in place | the graph's own tensor, or a copy from before the write | never stale |
+| a value changes when overwritten in place | after the block, a copy from before the write | never stale |
 | `autograd.grad(loss, value)` works for an overwritten value | raises; `.grad` stays None | the value is a copy |
-| stores any object as it is | copies it at that moment if it holds tensors | never stale |
 | a layer gets the given tensor itself | gets a copy on write; other objects as they are | layers overwrite inputs |
-| values come in a plain dict | in a subclass, updated when read; pass `dict(values)` to `tree_map` | never stale |
-| keeps the last of several calls | the same, or `keep="all"` and `values.calls(name)` | recurrent layers |
 | a pool that runs twice raises AssertionError | gives the latest forward's indices, or a list | loops, shared pools |
 | | of the indices that fit, the last pooled is unpooled first | decoders mirror encoders |
 | skips FractionalMaxPool | saves its indices | it has indices |

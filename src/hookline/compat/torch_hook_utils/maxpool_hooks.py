@@ -14,9 +14,6 @@ import hookline as hl
 from hookline._torch import frames_of, variables
 from hookline.compat.registrar import warn
 from hookline.compat.torch_hook_utils.input_output_hooks import (
-    NOT_RUN,
-    Collected,
-    NamedLayers,
     entered,
     layers_of,
     named_modules_of_type,
@@ -38,7 +35,7 @@ UNPOOLS = (nn.MaxUnpool1d, nn.MaxUnpool2d, nn.MaxUnpool3d)
 
 
 @contextmanager
-def save_maxpool_indices(module_or_modules: nn.Module | Mapping[str, nn.Module]) -> Iterator[Collected]:
+def save_maxpool_indices(module_or_modules: nn.Module | Mapping[str, nn.Module]) -> Iterator[dict[Any, Any]]:
     """Collect the indices of max-pooling layers by name. The outputs of the layers do not change.
 
     The indices are from the latest forward of the given module, or of a part of it that is called directly. A layer
@@ -50,11 +47,11 @@ def save_maxpool_indices(module_or_modules: nn.Module | Mapping[str, nn.Module])
     latest = LatestIndices(whole, pools)
     blocks = []
     for name, pool in pools:
-        layers, function = NamedLayers([(name, pool)]), _function(name, pool)
-        hooks = hl.capture(layers, layers.at(function), transform=partial(latest.add, name), with_call=True)
+        function = _function(name, pool)
+        hooks = hl.capture(pool, function, transform=partial(latest.add, name), with_call=True)
         if not pool.return_indices:
-            hooks.patch({layers.at(f'{function}:inputs["return_indices"]'): True})
-            hooks.edit(layers.at(function), _without_indices, with_call=True, check=False, clone=False)
+            hooks.patch({f'{function}:inputs["return_indices"]': True})
+            hooks.edit(function, _without_indices, with_call=True, check=False, clone=False)
         blocks.append(([name], hooks))
     with entered(blocks, each=False):
         yield latest.indices
@@ -83,8 +80,8 @@ def use_indices_in_maxunpool(
     blocks = []
     for name, unpool in unpools:
         if name in maxpool_indices:
-            layers, give = NamedLayers([(name, unpool)]), GivenIndices(module_or_modules, name, take(name))
-            hooks = hl.edit(layers, layers.at(":inputs"), give, with_call=True, check=False, clone=False)
+            give = GivenIndices(module_or_modules, name, take(name))
+            hooks = hl.edit(unpool, ":inputs", give, with_call=True, check=False, clone=False)
             blocks.append(([name], hooks))
     with entered(blocks):
         yield
@@ -94,9 +91,7 @@ class LatestIndices:
     """The indices of each pool from the latest forward in which it ran."""
 
     def __init__(self, whole: nn.Module, pools: list[tuple[Any, nn.Module]]) -> None:
-        self.indices = Collected()
-        for name, _ in pools:
-            self.indices.expect(name, NOT_RUN)
+        self.indices: dict[Any, Any] = {}
         self._modules = {id(module) for module in whole.modules()}
         self._pools = pools
         self._found: dict[Any, list[Tensor]] = {}
