@@ -1,4 +1,4 @@
-"""Five older libraries, rebuilt on hookline's public API. All are complete except Auto_HookPoint's transformer adapter.
+"""Five older libraries, rebuilt on hookline's public API: their names and documented behaviour.
 
 | old import | new import |
 |---|---|

@@ -1,4 +1,4 @@
-"""The registrar under all five libraries: `register(module, kind, function)` puts a function on a module.
+"""The registrar under four of the libraries: `register(module, kind, function)` puts a function on a module.
 
 | kind | the function is called as | its result |
 |---|---|---|
@@ -9,6 +9,7 @@
 | "backward_values" | the same, with the inputs and outputs of the call | is ignored |
 
 A result of None changes nothing. The handle is a `hl.Hooks`: it switches the function on and off, and removes it.
+Auto_HookPoint has points instead, from `hookline.points`.
 """
 
 from __future__ import annotations
