@@ -13,7 +13,7 @@
 | | of the indices that fit, the last pooled is unpooled first | decoders mirror encoders |
 | skips FractionalMaxPool | saves its indices | it has indices |
 | `unpool(x, output_size=...)` raises KeyError | works, as does `unpool(x, size)` | was intended |
-| `named_modules_of_type` can be iterated once | any number of times, until `next()` | the second loop got nothing |
+| `named_modules_of_type` returns a generator | returns a list | the second loop got nothing |
 | silent about no layers, none that ran, unused values | HooklineWarning | shows the mistake at once |
 | a dict of layers raises ValueError | is accepted | easier to write |
 | ScriptModules raise RuntimeError | are skipped, as containers are | `named_modules()` includes them |

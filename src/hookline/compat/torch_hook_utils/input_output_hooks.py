@@ -98,36 +98,13 @@ def replace_layer_input_arguments(
         yield
 
 
-class ModulesOfType:
-    """The modules of some types with their names. Each iteration searches again, until next() is called."""
-
-    def __init__(self, module: nn.Module, module_type: Kind) -> None:
-        self.module = module
-        self.module_type = module_type
-        self._rest: Iterator[tuple[str, nn.Module]] | None = None
-
-    def __iter__(self) -> Iterator[tuple[str, nn.Module]]:
-        return iter(self._found()) if self._rest is None else self._rest
-
-    def __next__(self) -> tuple[str, nn.Module]:
-        self._rest = iter(self)
-        return next(self._rest)
-
-    def __repr__(self) -> str:
-        return repr(self._found())
-
-    def _found(self) -> list[tuple[str, nn.Module]]:
-        named = self.module.named_modules()
-        return [(name, module) for name, module in named if isinstance(module, self.module_type)]
-
-
-def named_modules_of_type(module: nn.Module, module_type: Kind) -> ModulesOfType:
+def named_modules_of_type(module: nn.Module, module_type: Kind) -> list[tuple[str, nn.Module]]:
     """Return the modules of these types as (name, module) pairs, including the given module itself.
 
     >>> named_modules_of_type(nn.Sequential(nn.ReLU(), nn.Tanh()), nn.Tanh)
     [('1', Tanh())]
     """
-    return ModulesOfType(module, module_type)
+    return [(name, found) for name, found in module.named_modules() if isinstance(found, module_type)]
 
 
 @contextmanager
