@@ -172,8 +172,12 @@ def test_a_value_that_is_overwritten_in_place_is_the_one_that_passed():
     x = torch.randn(2, 4)
     with get_layer_outputs(model.named_children()) as outputs, get_layer_inputs(model.named_children()) as inputs:
         result = model(x)
+        linear = F.linear(x, model[0].weight, model[0].bias)
+        assert outputs["0"].equal(linear)
+        assert dict(outputs.items())["0"].equal(outputs.get("0"))
+        assert [value.shape for value in outputs.values()] == [(2, 8), (2, 8), (2, 2)]
+        assert outputs.get("3") is None
         result.zero_()
-    linear = F.linear(x, model[0].weight, model[0].bias)
     assert outputs["0"].equal(linear)
     assert inputs["1"].equal(linear)
     assert outputs["1"].equal(linear.relu())
@@ -241,7 +245,7 @@ def test_of_a_layer_that_runs_several_times_the_last_call_is_shown():
     model, x = nn.Sequential(layer, layer, layer), torch.ones(1, 3)
     with get_layer_outputs([("layer", layer)]) as outputs, get_layer_inputs([("layer", layer)]) as inputs:
         result = model(x)
-    assert type(outputs) is dict
+    assert isinstance(outputs, dict)
     assert outputs["layer"].equal(result)
     assert inputs["layer"].equal(layer(layer(x)))
 

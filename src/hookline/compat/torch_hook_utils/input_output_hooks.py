@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
@@ -123,31 +124,68 @@ def entered(blocks: Iterable[tuple[list[Any], hl.Hooks]], each: bool = True) -> 
         warn(f"nothing passed {', '.join(unseen[:3])}{more}: {NOT_RUN}")
 
 
+class LayerValues(dict[Any, Any]):
+    """The values of layers by name. Each is read as it passed, even if the model has overwritten it since."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.kept: dict[Any, hl.Cache] = {}
+
+    def keep(self, name: Any, value: Any) -> None:
+        """Set the value of a layer as it is now. It is copied only if somebody writes into it."""
+        identity = nn.Identity()
+        with hl.capture(identity, "", detach=False) as cache:
+            identity(value)
+        super().__setitem__(name, value)
+        self.kept[name] = cache
+
+    def settled(self) -> dict[Any, Any]:
+        """Return a plain dict of all values as they passed."""
+        return {name: self[name] for name in self}
+
+    def __getitem__(self, name: Any) -> Any:
+        return self.kept[name][""] if name in self.kept else super().__getitem__(name)
+
+    def __setitem__(self, name: Any, value: Any) -> None:
+        self.kept.pop(name, None)
+        super().__setitem__(name, value)
+
+    def __reduce__(self) -> Any:
+        return OrderedDict, (), None, None, iter(self.items())  # torch.load reads this type without code.
+
+    def get(self, name: Any, default: Any = None) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            return default
+
+    def items(self) -> Any:
+        return self.settled().items()
+
+    def values(self) -> Any:
+        return self.settled().values()
+
+
 @contextmanager
 def _collected(named_layers: Layers, port: str) -> Iterator[dict[Any, Any]]:
-    """Collect values live. At the end, those that were overwritten in place are replaced by copies from before."""
-    values: dict[Any, Any] = {}
-    latest: dict[int, int] = {}
-    captures: dict[Any, int | None] = {}  # None if the call that ended last is not the one that began last.
+    """Collect the value of the call that ended last of each layer."""
+    values = LayerValues()
 
-    def collect(name: Any, number: int, value: Any, call: Any) -> Any:
-        values[name] = value
-        captures[name] = number if call.number >= latest.get(number, 0) else None
-        latest[number] = max(call.number, latest.get(number, 0))
+    def collect(name: Any, value: Any, _call: Any) -> Any:
+        values.keep(name, value)
         return value
 
     blocks = []
-    for number, (name, layer) in enumerate(layers_of(named_layers)[0]):
-        hooks, function = hl.Hooks(layer, active=False), partial(collect, name, number)
-        register(hooks, "capture", function, site=hl.Site.parse(port), detach=False)
+    for name, layer in layers_of(named_layers)[0]:
+        hooks = hl.Hooks(layer, active=False)
+        register(hooks, "capture", partial(collect, name), site=hl.Site.parse(port), detach=False)
         blocks.append(([name], hooks))
     try:
         with entered(blocks, each=False):
             yield values
     finally:
-        for name, found in captures.items():
-            if found is not None and port in blocks[found][1].cache:
-                values[name] = blocks[found][1].cache[port]
+        for name, value in values.items():
+            values[name] = value
 
 
 @contextmanager
