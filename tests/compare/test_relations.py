@@ -21,19 +21,10 @@ SCALE = torch.rand(8, generator=torch.Generator().manual_seed(2)) + 0.5
         (lambda x: X / 8, lambda x: X, "0.125 (= 1/√64) times b's"),
         (lambda x: X * 768**0.5, lambda x: X, "27.7128 (= √768) times b's"),
         (lambda x: X + x, lambda x: X, "b's plus the input: b leaves out the residual connection"),
-        (lambda x: X + 2 * x, lambda x: X, "b's plus 2 times the input"),
-        (lambda x: X - x / 2, lambda x: X, "b's minus 0.5 times the input"),
         (lambda x: X - x, lambda x: X, "b's minus the input: b adds it, and a does not"),
-        (lambda x: 2 * torch.tanh(X / 2), lambda x: X, "b's with a soft cap of 2"),
-        (lambda x: X, lambda x: 30 * torch.tanh(X / 30), "b's without its soft cap of 30"),
-        (lambda x: X + torch.arange(8), lambda x: X, "b's plus a constant vector"),
-        (
-            lambda x: X[..., [4, 5, 6, 7, 0, 1, 2, 3]],
-            lambda x: X,
-            "b's in another order of dimension 2, in blocks of 4",
-        ),
+        (lambda x: X, lambda x: X.mT, "b's transposed"),
     ],
-    ids=range(10),
+    ids=range(5),
 )
 def test_a_relation_is_named(of_a, of_b, words):
     assert words in compared(of_a, of_b, GIVEN).first.hint
@@ -44,9 +35,8 @@ def test_a_relation_is_named(of_a, of_b, words):
     [
         (lambda w, x: x * (1 + w), lambda w, x: x * w, "b leaves out the offset of the norm"),
         (lambda w, x: x * w, lambda w, x: x * (1 + w), "b adds an offset to the norm"),
-        (lambda w, x: x * w, lambda w, x: x + 0 * w, "b leaves out the weight of the norm"),
     ],
-    ids=["no offset", "offset", "no weight"],
+    ids=["no offset", "offset"],
 )
 def test_a_relation_through_the_weight_of_a_norm_is_named(of_a, of_b, words):
     a, b = (

@@ -15,7 +15,7 @@ from torch import nn
 
 from hookline._compare.apart import Convert, has_nothing_finite
 from hookline._compare.compared_gradients import Loss, compare_gradients
-from hookline._compare.explaining import explain
+from hookline._compare.hints import explain
 from hookline._compare.judging import clear_what_is_made_good, first_off, judge
 from hookline._compare.matching import refuse_unused
 from hookline._compare.recording import paths_of
