@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import hookline as hl
+from hookline._kernel import offload
 
 pytestmark = [
     pytest.mark.gpu,
@@ -95,17 +96,14 @@ def test_a_batch_from_the_host_makes_nothing_wait_for_the_device(tmp_path):
 def test_a_slow_disk_bounds_pinned_memory(tmp_path, monkeypatch):
     most, crc32 = [0], zlib.crc32
 
-    def pinned() -> int:
-        return torch.cuda.host_memory_stats()["active_bytes.current"]
-
     def slow(*given):  # The checksum of what is written.
         time.sleep(0.01)
-        most[0] = max(most[0], pinned())
+        most[0] = max(most[0], offload.pinned.count())
         return crc32(*given)
 
     model = Tokens(4096).to(DEVICE).eval()
     data = batches(80, samples=64, tokens=64)  # 5 GiB in all.
-    before = pinned()
+    before = offload.pinned.count()
     monkeypatch.setattr(zlib, "crc32", slow)
     hl.harvest(model, data, "mix", to=tmp_path / "acts", transform=lambda value: value[:, :1])
     hl.harvest(model, data, "mix", to=tmp_path / "all")
