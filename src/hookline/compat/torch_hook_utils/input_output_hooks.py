@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 
 import hookline as hl
-from hookline.compat.registrar import is_called, register, warn
+from hookline.compat.registrar import is_called, warn
 
 Pair = tuple[Any, nn.Module]
 Layers = Iterable[Pair] | Mapping[Any, nn.Module]
@@ -129,22 +129,20 @@ class LayerValues(dict[Any, Any]):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.kept: dict[Any, hl.Cache] = {}
+        self.kept: dict[Any, Callable[[], list[Any]]] = {}  # Returns what was kept of a value, if it was.
 
-    def keep(self, name: Any, value: Any) -> None:
-        """Set the value of a layer as it is now. It is copied only if somebody writes into it."""
-        identity = nn.Identity()
-        with hl.capture(identity, "", detach=False) as cache:
-            identity(value)
+    def keep(self, name: Any, value: Any, kept: Callable[[], list[Any]]) -> None:
+        """Set the value of a layer, and where to read it as it is now."""
         super().__setitem__(name, value)
-        self.kept[name] = cache
+        self.kept[name] = kept
 
     def settled(self) -> dict[Any, Any]:
         """Return a plain dict of all values as they passed."""
         return {name: self[name] for name in self}
 
     def __getitem__(self, name: Any) -> Any:
-        return self.kept[name][""] if name in self.kept else super().__getitem__(name)
+        kept = self.kept[name]() if name in self.kept else []
+        return kept[-1] if kept else super().__getitem__(name)
 
     def __setitem__(self, name: Any, value: Any) -> None:
         self.kept.pop(name, None)
@@ -170,22 +168,48 @@ class LayerValues(dict[Any, Any]):
 def _collected(named_layers: Layers, port: str) -> Iterator[dict[Any, Any]]:
     """Collect the value of the call that ended last of each layer."""
     values = LayerValues()
-
-    def collect(name: Any, value: Any, _call: Any) -> Any:
-        values.keep(name, value)
-        return value
-
-    blocks = []
+    names: dict[nn.Module, list[Any]] = {}
     for name, layer in layers_of(named_layers)[0]:
-        hooks = hl.Hooks(layer, active=False)
-        register(hooks, "capture", partial(collect, name), site=hl.Site.parse(port), detach=False)
-        blocks.append(([name], hooks))
+        names.setdefault(layer, []).append(name)
+    blocks = [_collecting(values, names, port)] if names else []
+    if blocks and len(blocks[0][1]) < len(names):  # A wrapper and the layer in it are one place of one model.
+        blocks[0][1].remove()
+        blocks = [_collecting(values, {layer: some}, port) for layer, some in names.items()]
     try:
         with entered(blocks, each=False):
             yield values
     finally:
         for name, value in values.items():
             values[name] = value
+
+
+def _collecting(values: LayerValues, names: dict[nn.Module, list[Any]], port: str) -> tuple[list[Any], hl.Hooks]:
+    """Return all names of some layers, and the hooks that collect their values."""
+    names_of, latest = [*names.values()], Counter[str]()
+
+    def collect(value: Any, call: Any) -> Any:
+        path, number = call.site.path, int(call.number)
+        if number >= latest[path]:  # A cache has the call that began last.
+            kept = partial(cache.calls, call.site)
+        else:
+            kept = partial(_copied_on_write(value).calls, "")
+        latest[path] = max(number, latest[path])
+        for name in names_of[int(path)]:
+            values.keep(name, value, kept)
+        return value
+
+    hooks = hl.Hooks(nn.ModuleList(names), active=False)
+    sites = [f"{number}{port}" for number in range(len(names))]
+    cache = hooks.capture(sites, transform=collect, with_call=True, detach=False)
+    return [name for some in names_of for name in some], hooks
+
+
+def _copied_on_write(value: Any) -> hl.Cache:
+    """Return a cache that holds a value as it is now. It is copied only if somebody writes into it."""
+    identity = nn.Identity()
+    with hl.capture(identity, "", detach=False) as cache:
+        identity(value)
+    return cache
 
 
 @contextmanager
